@@ -1,0 +1,159 @@
+# kvpage: GNU make, a C compiler, nothing else for `make`. `make help` lists the targets.
+#
+# CC, CPPFLAGS, CFLAGS, LDFLAGS and LDLIBS are the user's and are added to what is needed, never
+# replaced. Everything made lies in build/<target>-<hash of compiler and flags>/, so that two
+# configurations never mix; build/last points to the one that was made last.
+
+.SUFFIXES:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+SHELL = /bin/sh
+
+VERSION := $(shell awk '/^.define KVP_VERSION_(MAJOR|MINOR|PATCH)/ {v = v s $$3; s = "."} \
+                        END {print v}' include/kvpage.h)
+SOVERSION := 0
+
+ifeq ($(origin CC),default)
+CC := cc
+endif
+ifeq ($(origin AR),default)
+AR := ar
+endif
+NM ?= nm
+CXX ?= c++
+ifeq ($(origin CXX),default)
+CXX := c++
+endif
+
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+BINDIR ?= $(PREFIX)/bin
+
+# --- flags ---------------------------------------------------------------------------------------
+
+TARGET := $(shell $(CC) -dumpmachine 2>/dev/null)
+ARCH := $(firstword $(subst -, ,$(TARGET)))
+
+WARN := -Wall -Wextra -Wpedantic -Wshadow -Wvla
+# The user's flags stand between what may be overridden and what may not.
+C_OPT := -O2 -g
+C_MUST := -std=c11 -ffp-contract=off -fvisibility=hidden -fPIC -pthread
+INC := -Iinclude -Ilib
+ALL_CFLAGS = $(C_OPT) $(WARN) $(CPPFLAGS) $(CFLAGS) $(SAN) $(C_MUST) $(INC)
+ALL_LDFLAGS = $(LDFLAGS) $(SAN) -pthread
+ALL_LDLIBS = $(LDLIBS) -lm
+
+# Instruction-set levels: each file of lib/cpu/level is compiled once for each, with these flags.
+# No other file may be: code of a higher level must not leak into what runs before the choice.
+ifneq (,$(filter x86_64 amd64,$(ARCH)))
+LEVELS := 1 2 3
+else ifneq (,$(filter aarch64 arm64,$(ARCH)))
+LEVELS := 1 4
+else
+LEVELS := 1
+endif
+LEVEL_FLAGS_1 :=
+LEVEL_FLAGS_2 := -mavx2 -mfma -mf16c
+LEVEL_FLAGS_3 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+LEVEL_FLAGS_4 :=
+
+# --- where things go -----------------------------------------------------------------------------
+
+KEY := $(shell { $(CC) --version 2>/dev/null; \
+    printf '%s\n' '$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) $(ALL_LDLIBS)'; } | cksum | cut -d' ' -f1)
+B := build/$(if $(TARGET),$(TARGET),unknown)-$(KEY)
+
+LIB_SRC := $(sort $(wildcard lib/*/*.c))
+LEVEL_SRC := $(sort $(wildcard lib/cpu/level/*.c))
+LIB_OBJ := $(LIB_SRC:%.c=$B/%.o) \
+    $(foreach l,$(LEVELS),$(LEVEL_SRC:lib/cpu/level/%.c=$B/lib/cpu/level$l/%.o))
+SRC_SRC := $(sort $(wildcard src/*.c))
+SRC_OBJ := $(SRC_SRC:%.c=$B/%.o)
+EXAMPLE_SRC := $(sort $(wildcard examples/*.c))
+EXAMPLES := $(EXAMPLE_SRC:%.c=$B/%)
+
+SHARED := $B/libkvpage.so.$(VERSION)
+STATIC := $B/libkvpage.a
+TOOL := $(if $(SRC_SRC),$B/kvpage)
+
+.PHONY: all
+all: $(SHARED) $(STATIC) $(TOOL) $(EXAMPLES) build/last ## the library, the command, the examples
+
+.PHONY: build/last
+build/last: | $B
+	@ln -sfn $(notdir $B) $@
+
+$B:
+	@mkdir -p $@
+
+# --- the library, the command, the examples ------------------------------------------------------
+
+COMPILE = @mkdir -p $(@D) && echo "  CC  $<" && $(CC) $(ALL_CFLAGS) $(EXTRA) -MMD -MP -c -o $@ $<
+
+define level_rule
+$B/lib/cpu/level$1/%.o: lib/cpu/level/%.c Makefile
+	@mkdir -p $$(@D) && echo "  CC  $$< (level $1)" && \
+	$$(CC) $$(ALL_CFLAGS) $$(LEVEL_FLAGS_$1) -DKVP__LEVEL=$1 -MMD -MP -c -o $$@ $$<
+endef
+$(foreach l,$(LEVELS),$(eval $(call level_rule,$l)))
+
+$B/lib/%.o: lib/%.c Makefile
+	$(COMPILE)
+
+$B/src/%.o: src/%.c Makefile
+	$(COMPILE)
+
+$B/examples/%.o: examples/%.c Makefile
+	$(COMPILE)
+
+$(STATIC): $(LIB_OBJ)
+	@echo "  AR  $@" && rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
+
+$(SHARED): $(LIB_OBJ) lib/kvpage.map
+	@echo "  LD  $@" && $(CC) -shared -Wl,-soname,libkvpage.so.$(SOVERSION) \
+	    -Wl,--version-script=lib/kvpage.map $(if $(SAN),,-Wl,-z,defs) -Wl,-z,relro,-z,now \
+	    $(ALL_LDFLAGS) -o $@ $(LIB_OBJ) $(ALL_LDLIBS)
+	@ln -sf $(@F) $B/libkvpage.so.$(SOVERSION) && ln -sf $(@F) $B/libkvpage.so
+
+$B/kvpage: $(SRC_OBJ) $(STATIC)
+	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) -o $@ $(SRC_OBJ) $(STATIC) $(ALL_LDLIBS)
+
+$(EXAMPLES): %: %.o $(STATIC)
+	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) -o $@ $< $(STATIC) $(ALL_LDLIBS)
+
+# --- tests ---------------------------------------------------------------------------------------
+
+# Each tests/<place>/test_*.c is a program; the other files of its folder and tests/support are
+# linked to it. Internals are reachable: the static library hides nothing.
+TEST_DIRS := $(sort $(patsubst %/,%,$(wildcard tests/unit/*/ tests/api/ tests/loop/ tests/oom/)))
+TEST_SRC := $(sort $(foreach d,$(TEST_DIRS),$(wildcard $d/test_*.c)))
+TESTS := $(TEST_SRC:%.c=$B/%)
+SUPPORT_SRC := $(sort $(wildcard tests/support/*.c))
+SUPPORT_OBJ := $(SUPPORT_SRC:%.c=$B/%.o)
+
+$B/tests/%.o: EXTRA = -Itests -DKVPAGE_TESTS='"$(abspath tests)"'
+$B/tests/%.o: tests/%.c Makefile
+	$(COMPILE)
+
+define test_rule
+TEST_HELP_$1 := $(patsubst %.c,$B/%.o,$(filter-out $1/test_%.c,$(wildcard $1/*.c)))
+$(patsubst %.c,$B/%,$(wildcard $1/test_*.c)): %: %.o $$(TEST_HELP_$1) $(SUPPORT_OBJ) $(STATIC)
+	@echo "  LD  $$@" && $$(CC) $$(ALL_LDFLAGS) $$(TEST_LDFLAGS_$1) -o $$@ $$< \
+	    $$(TEST_HELP_$1) $(SUPPORT_OBJ) $(STATIC) -lcmocka $$(ALL_LDLIBS)
+endef
+$(foreach d,$(TEST_DIRS),$(eval $(call test_rule,$d)))
+
+.PHONY: tests
+tests: $(TESTS) ## build the test programs
+
+.PHONY: clean
+clean: ## remove everything that was built
+	rm -rf build
+
+.PHONY: help
+help: ## this list
+	@awk -F'## ' '/^[a-z-]+:.*## / {split($$1, t, ":"); printf "  %-16s %s\n", t[1], $$2}' \
+	    $(firstword $(MAKEFILE_LIST))
+
+-include $(shell test -d $B && find $B -name '*.d')
