@@ -16,6 +16,7 @@
  *     non-zero values.
  *   - `size` comes first in every struct: set it to sizeof the struct (or call its _init). A
  *     larger struct than this library knows is accepted while its unknown tail is all zero.
+ *     In a struct that is filled for the host, `size` says how much may be written and stays.
  *   - After an error nothing has changed, and out parameters are untouched.
  *   - Inputs are copied; nothing the host passes is kept, except where a comment says "borrowed".
  *   - Thread "domain": a pool with its sequences and its batch is one domain, used by one thread
@@ -24,7 +25,8 @@
  *   - Thread "any": safe from any thread at any time.
  *   - Destroy takes NULL, returns nothing, may be called in any order and a second time: a parent
  *     lives on until its last child is destroyed. A stale handle is refused, not followed, until
- *     1,024 later creations under the same model.
+ *     1,024 later creations under the same model, or until the model and all that was made from it
+ *     are gone.
  *   - After fork(2) models go on working in the child; pools, sequences, batches and teams of the
  *     parent answer KVP_ERR_FORKED there, and destroying them does nothing.
  *   - No call exits, aborts, prints, reads the environment or depends on the locale. Stack use
@@ -511,6 +513,7 @@ typedef struct kvp_pool_stats {
     uint64_t sequences;       /* alive */
     uint64_t pinned;          /* blocks held by pins */
     /* counters since creation, which only grow */
+    uint64_t used_peak;       /* most blocks used at once */
     uint64_t blocks_taken;
     uint64_t blocks_evicted;  /* idle blocks given away */
     uint64_t blocks_copied;   /* copy-on-write and partial prefixes */
@@ -589,6 +592,7 @@ typedef struct kvp_string {
     uint64_t bytes;
 } kvp_string;
 
+#define KVP_MAX_TOKENS_NONE UINT64_MAX
 #define KVP_EOS_STOP 1   /* the default: a token with KVP_TOKEN_END ends the sequence */
 #define KVP_EOS_IGNORE 2
 
@@ -598,7 +602,8 @@ typedef struct kvp_seq_options {
     uint64_t tag;              /* the host's, given back in events; never looked at */
     const void *salt;          /* prefixes are shared only between equal salts */
     uint64_t salt_bytes;       /* at most 256 */
-    uint64_t max_tokens;       /* generated per add; 0: no limit but the context */
+    uint64_t max_tokens;       /* generated per add; 0: no limit but the context;
+                                  KVP_MAX_TOKENS_NONE: compute the prompt, generate nothing */
     uint64_t context;          /* longest length; 0: the model's */
     const kvp_sampling *sampling;   /* NULL: greedy */
     const int32_t *stop_tokens;     /* beside the model's own ends */
@@ -632,17 +637,25 @@ KVP_API kvp_status kvp_seq_append(kvp_seq *seq, const int32_t *tokens, size_t co
 KVP_API kvp_status kvp_seq_append_text(kvp_seq *seq, const char *text, size_t bytes,
                                        uint32_t flags);
 
+/* kvp_chat_tokenize in the file's format, then append. `stride` in bytes; 0:
+ * sizeof(kvp_chat_message). Flags KVP_CHAT_ADD_REPLY, KVP_CHAT_CONTINUE. Errors: of both.
+ * Thread: domain. Blocking: no. Since: 0.1. */
+KVP_API kvp_status kvp_seq_append_chat(kvp_seq *seq, const kvp_chat_message *messages,
+                                       size_t n_messages, size_t stride, uint32_t flags);
+
 /* Replaces how tokens are chosen, from the next token on. Thread: domain. Since: 0.1. */
 KVP_API kvp_status kvp_seq_set_sampling(kvp_seq *seq, const kvp_sampling *sampling);
 
-/* Replaces the limit of tokens per add; 0: none. Thread: domain. Since: 0.1. */
+/* Replaces the limit of tokens per add, as in kvp_seq_options. Thread: domain. Since: 0.1. */
 KVP_API kvp_status kvp_seq_set_max_tokens(kvp_seq *seq, uint64_t max_tokens);
 
 #define KVP_FORK_END UINT64_MAX
 
 /* A new, parked sequence with the first `length` tokens (KVP_FORK_END: all). Takes no block: the
  * blocks are shared until one of the two writes into one, which copies that block only. What the
- * parent has not computed yet is shared through the prefix cache once it has. Inherits the options
+ * parent has not computed yet is shared through the prefix cache once it has. A fork of a sequence
+ * whose tokens are all computed computes the last one again when it is added, unless logits are
+ * pending. Inherits the options
  * of the parent that `options` leaves zero (NULL: all of them; but sampling as a whole if NULL),
  * salt and pending logits; the seed is derived anew unless given.
  * Errors: INVALID_ARG (beyond the end; a salt of its own), NO_MEMORY.
@@ -713,6 +726,7 @@ KVP_API kvp_status kvp_seq_cancel(kvp_seq *seq);
  *         while (kvp_next_event(batch, &event) == KVP_OK) ...
  *         if (s == KVP_DONE || s < 0) break;
  *         if (s == KVP_AGAIN) kvp_wait(batch, -1);   (or poll the fd among one's own)
+ *         if (s == KVP_STALLED) unpin something;
  *     }
  */
 typedef struct kvp_batch_options {
@@ -743,7 +757,9 @@ KVP_API kvp_status kvp_batch_create(kvp_pool *pool, const kvp_batch_options *opt
  * domain, and until the running step is over). Blocking: no. Since: 0.1. */
 KVP_API void kvp_batch_destroy(kvp_batch *batch);
 
-/* Adds a sequence; exactly one ending event will follow. What can never fit is refused here.
+/* Adds a sequence; exactly one ending event will follow. What can never fit is refused here. If
+ * all its tokens are computed already (it ended by LENGTH, say), the last one is computed again and
+ * generation goes on.
  * Errors: DUPLICATE (in this batch), STATE (in another; or empty), MISMATCH (of another pool),
  * TOO_LARGE (the prompt needs more blocks than the pool has), NO_MEMORY.
  * Thread: domain. Ownership: the sequence stays the caller's. Blocking: no. Since: 0.1. */
@@ -753,14 +769,17 @@ KVP_API kvp_status kvp_batch_add(kvp_batch *batch, kvp_seq *seq);
  * Thread: domain. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_batch_remove(kvp_batch *batch, kvp_seq *seq);
 
-/* Starts or continues work; never waits.
- *   KVP_OK       call again (inline: the time budget is used up)
- *   KVP_EVENTS   events can be taken; stepping on is allowed, a sequence with a full ring pauses
- *   KVP_AGAIN    nothing to do until the fd is readable or the deadline has passed; both are armed
- *   KVP_PLANNED  own model: run the view, then commit or abort
- *   KVP_STALLED  sequences wait, and only pinned blocks are in the way
- *   KVP_DONE     no sequence has work left (some may wait for the host, or be paused)
+/* Starts or continues work; never waits. Of several answers the first that is true:
  *   negative     concerns the batch, and stays: the fd is quiet, tokens can still be read
+ *   KVP_PLANNED  own model: run the view, then commit or abort (stepping again says so again)
+ *   KVP_EVENTS   events can be taken; stepping on is allowed, a sequence with a full ring pauses
+ *   KVP_OK       call again (inline: the time budget is used up)
+ *   KVP_AGAIN    nothing to do until the fd is readable or the deadline has passed
+ *   KVP_STALLED  sequences wait, and only pinned blocks are in the way; else like AGAIN
+ *   KVP_DONE     no sequence has work left (some may be paused, or wait for kvp_seq_append)
+ * Whatever it was, a host may take the events and then poll the fd with kvp_batch_timeout_ms: while
+ * there is something for step to do the fd is readable and the timeout 0. Events that were left
+ * alone do not make the fd readable.
  * Thread: domain. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_step(kvp_batch *batch);
 
@@ -774,12 +793,15 @@ KVP_API kvp_status kvp_step(kvp_batch *batch);
 #define KVP_MASK_PROGRESS 4u
 #define KVP_MASK_DEFAULT 3u
 
-#define KVP_END_STOP 1      /* an end token, a stop token or a stop string */
+#define KVP_END_STOP 1      /* an end token or a stop token, which is not kept: it is not in the
+                               sequence, has no token event and is not counted, but the ending
+                               names it; or a stop string, whose tokens are kept */
 #define KVP_END_LENGTH 2    /* max_tokens, or the context */
 #define KVP_END_CAPACITY 3  /* grown past what the pool can hold alone; all its tokens are there */
 #define KVP_END_CANCELLED 4
 #define KVP_END_FAILED 5    /* see `status` */
 
+/* Of one add, from kvp_batch_add to the ending. */
 typedef struct kvp_usage {
     uint32_t size;
     uint32_t pad0;
@@ -802,12 +824,12 @@ typedef struct kvp_event {
     kvp_seq *seq;
     uint64_t tag;
     uint64_t position;     /* of the token in the sequence */
-    int32_t token;         /* -1 if the kind has none */
+    int32_t token;         /* generated, or what a STOP ending stopped at; else -1 */
     uint32_t ending;       /* KVP_END_... */
     kvp_status status;     /* of a FAILED ending */
     uint32_t n_top;
-    const char *text;      /* whole UTF-8 characters, `text_bytes` long; bytes that are no UTF-8 come
-                              as they are */
+    const char *text;      /* whole UTF-8 characters, `text_bytes` long, never NULL; bytes that are
+                              no UTF-8 come as they are */
     uint64_t text_bytes;
     const int32_t *top_tokens;  /* n_top, most likely first */
     const float *top_logprobs;  /* natural logarithm */
@@ -819,7 +841,8 @@ typedef struct kvp_event {
 } kvp_event;
 KVP_API void kvp_event_init(kvp_event *out, size_t size);
 
-/* Takes the oldest event of the sequence whose turn it is. Its pointers are valid until the next
+/* Takes the oldest event of the sequence whose turn it is (they take turns; a sequence's own events
+ * come in order, ENDED last). Its pointers are valid until the next
  * call on the batch. KVP_AGAIN: none there. Thread: domain. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_next_event(kvp_batch *batch, kvp_event *out);
 
@@ -869,13 +892,18 @@ KVP_API kvp_status kvp_batch_get_stats(const kvp_batch *batch, kvp_batch_stats *
 /* ---------------------------------------------------------------------------------------------
  * Own model: kvpage schedules and attends, the host runs the projections
  *
- *     while (kvp_step(batch) == KVP_PLANNED) {
+ *     while ((s = kvp_step(batch)) >= 0 && s != KVP_DONE) {
+ *         if (s != KVP_PLANNED) { take events, or kvp_wait; continue; }
  *         kvp_batch_get_view(batch, &view);
  *         x = embed(view.tokens, view.n_rows);
  *         for (layer ...) { q, k, v = project(x); rotate(q, k, view.positions);
  *                           kvp_attention(batch, layer, &args);  x = rest(x, args.out); }
- *         kvp_commit(batch, tokens);          (one per output row, or NULL to append by hand)
+ *         kvp_commit(batch, tokens, view.n_outputs);      (or NULL, 0 to append by hand)
+ *         while (kvp_next_event(batch, &event) == KVP_OK) ...
  *     }
+ *
+ * Tokens given to kvp_commit count as generated: TOKEN events (without text), stop tokens, max_tokens
+ * and the context apply.
  */
 typedef struct kvp_view {
     uint32_t size;
@@ -929,9 +957,10 @@ KVP_API void kvp_attention_args_init(kvp_attention_args *out, size_t size);
 KVP_API kvp_status kvp_attention(kvp_batch *batch, uint32_t layer, const kvp_attention_args *args);
 
 /* Ends the planned step: its KV counts. `tokens` holds one id per output row (-1: none, the
- * sequence then waits for kvp_seq_append; NULL: all -1). Errors: STATE (none planned, or a layer is
- * missing), INVALID_TOKEN. Thread: domain. Blocking: no. Since: 0.1. */
-KVP_API kvp_status kvp_commit(kvp_batch *batch, const int32_t *tokens);
+ * sequence then waits for kvp_seq_append); NULL with count 0: all -1. Errors: STATE (none planned,
+ * or a layer is missing), INVALID_TOKEN, INVALID_ARG (another count than the view's n_outputs).
+ * Thread: domain. Blocking: no. Since: 0.1. */
+KVP_API kvp_status kvp_commit(kvp_batch *batch, const int32_t *tokens, size_t count);
 
 /* Drops the planned step: as if it had not been planned. Errors: STATE (none planned).
  * Thread: domain. Blocking: no. Since: 0.1. */

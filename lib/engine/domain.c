@@ -1,0 +1,111 @@
+/*
+ * Entering, leaving and settling. See domain.h.
+ */
+#include "engine/domain.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+
+#define SETTLING UINT64_MAX
+
+void kvp__domain_init(kvp__domain *d, kvp__root *root, void (*settle)(kvp__domain *, kvp__shell *),
+                      void (*finish)(kvp__domain *))
+{
+    memset(d, 0, sizeof *d);
+    d->root = root;
+    d->settle = settle;
+    d->finish = finish;
+    d->generation = kvp__root_generation(root);
+    d->error.size = sizeof d->error;
+    atomic_store(&d->refs, 1);
+}
+
+void kvp__domain_acquire(kvp__domain *d)
+{
+    atomic_fetch_add_explicit(&d->refs, 1, memory_order_relaxed);
+}
+
+void kvp__domain_release(kvp__domain *d)
+{
+    if (atomic_fetch_sub_explicit(&d->refs, 1, memory_order_acq_rel) == 1) d->finish(d);
+}
+
+kvp_status kvp__domain_enter(kvp__domain *d)
+{
+    if (!kvp__root_is_ours(d->root, d->generation)) return KVP_ERR_FORKED;
+    uint64_t me = (uint64_t)(uintptr_t)pthread_self(), owner = 0;
+    while (!atomic_compare_exchange_weak_explicit(&d->owner, &owner, me, memory_order_acquire,
+                                                  memory_order_relaxed)) {
+        if (owner == me) return KVP_ERR_REENTRANT;
+        if (owner != 0 && owner != SETTLING) return KVP_ERR_THREAD;
+        if (owner == SETTLING) sched_yield();
+        owner = 0;
+    }
+    kvp__domain_acquire(d);
+    return KVP_OK;
+}
+
+static bool has_work(const kvp__domain *d)
+{
+    return atomic_load(&d->queue) || atomic_load(&d->asked);
+}
+
+/* The caller holds the domain, and a count on it. */
+static void settle_all(kvp__domain *d)
+{
+    if (atomic_exchange_explicit(&d->asked, 0, memory_order_acq_rel)) d->settle(d, NULL);
+    kvp__shell *killed = atomic_exchange_explicit(&d->queue, NULL, memory_order_acq_rel);
+    kvp__shell *oldest = NULL;
+    while (killed) {
+        kvp__shell *next = killed->next_settled;
+        killed->next_settled = oldest;
+        oldest = killed;
+        killed = next;
+    }
+    while (oldest) {
+        kvp__shell *next = oldest->next_settled;
+        d->settle(d, oldest);
+        oldest = next;
+    }
+}
+
+/* Settles unless somebody is inside, who will then do it on leaving: what was queued before the owner
+ * left is seen either by the owner's last look or by this thread's attempt. */
+static void try_settle(kvp__domain *d)
+{
+    while (has_work(d)) {
+        uint64_t nobody = 0;
+        if (!atomic_compare_exchange_strong(&d->owner, &nobody, SETTLING)) return;
+        settle_all(d);
+        atomic_store(&d->owner, 0);
+    }
+}
+
+void kvp__domain_leave(kvp__domain *d)
+{
+    if (has_work(d)) settle_all(d);
+    atomic_store(&d->owner, 0);
+    try_settle(d);
+    kvp__domain_release(d);
+}
+
+void kvp__domain_settle_handle(kvp__domain *d, kvp__shell *killed)
+{
+    if (!kvp__root_is_ours(d->root, d->generation)) return;
+    kvp__domain_acquire(d);
+    kvp__shell *head = atomic_load(&d->queue);
+    do killed->next_settled = head;
+    while (!atomic_compare_exchange_weak(&d->queue, &head, killed));
+    try_settle(d);
+    kvp__domain_release(d);
+}
+
+void kvp__domain_settle_asked(kvp__domain *d)
+{
+    if (!kvp__root_is_ours(d->root, d->generation)) return;
+    kvp__domain_acquire(d);
+    atomic_store(&d->asked, 1);
+    try_settle(d);
+    kvp__domain_release(d);
+}

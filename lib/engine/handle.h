@@ -1,0 +1,84 @@
+/*
+ * Handles: what a public pointer points to.
+ *
+ * A handle is a shell of one cache line in a slab that belongs to a root (a model or a team) and is
+ * never returned before the root is gone. So a stale handle can be looked at safely: its shell says
+ * dead until it is used again, first in, first out, behind at least 1,024 other dead shells. A handle
+ * of another kind shows another magic number.
+ *
+ * The root counts what hangs on it: its own handle and every object made under it. The last one to go
+ * takes the root along, whatever the order. Roots also know whether the process has forked since.
+ *
+ * Thread: everything here may be called from any thread.
+ */
+#ifndef KVP_ENGINE_HANDLE_H
+#define KVP_ENGINE_HANDLE_H
+
+#include "base/base.h"
+
+#include <stdatomic.h>
+
+typedef enum kvp__kind {
+    KVP__KIND_MODEL = 0x6b766d01,
+    KVP__KIND_POOL = 0x6b767002,
+    KVP__KIND_SEQ = 0x6b767303,
+    KVP__KIND_BATCH = 0x6b766204,
+    KVP__KIND_TEAM = 0x6b767405
+} kvp__kind;
+
+#define KVP__SHELL_DEAD 0x6b76dead
+
+typedef struct kvp__root kvp__root;
+
+typedef struct kvp__shell {
+    _Atomic uint32_t magic;          /* kvp__kind, or KVP__SHELL_DEAD */
+    uint32_t pad;
+    kvp__root *root;
+    void *object;
+    struct kvp__shell *next;         /* in the root's list of dead shells */
+    struct kvp__shell *next_settled; /* in a domain's queue of handles to settle */
+    uint64_t rest[3];
+} kvp__shell;
+
+struct kvp__root {
+    kvp__hooks hooks;
+    _Atomic uint32_t refs;
+    _Atomic uint32_t lock;           /* of the fields below; held for a few instructions */
+    kvp__shell *oldest_dead, *newest_dead;
+    uint32_t n_dead;
+    struct kvp__shell_slab *slabs;
+    uint32_t *fork_page;             /* wiped in a child; NULL: no detection on this kernel */
+    uint32_t fork_generation;        /* what the page says in this process */
+    size_t bytes;                    /* of the object whose first member this is */
+    void (*finish)(kvp__root *root); /* frees what the object holds, not the object */
+};
+
+/* Sets up the root at the head of an object of `bytes` bytes from kvp__alloc, with one count. */
+kvp_status kvp__root_init(kvp__root *r, const kvp__hooks *hooks, size_t bytes,
+                          void (*finish)(kvp__root *), kvp_error *err);
+void kvp__root_acquire(kvp__root *r);
+/* The last count frees everything under the root, and then calls the `released` hook. */
+void kvp__root_release(kvp__root *r);
+
+/* The generation of this process for things made now, and whether things of generation `g` are
+ * this process' own. */
+uint32_t kvp__root_generation(kvp__root *r);
+bool kvp__root_is_ours(const kvp__root *r, uint32_t g);
+
+/* A live shell for `object`; NULL: no memory. Takes no count. */
+kvp__shell *kvp__shell_make(kvp__root *r, kvp__kind kind, void *object);
+
+/* The shell if `handle` is live and of this kind, else NULL. */
+static inline kvp__shell *kvp__shell_of(const void *handle, kvp__kind kind)
+{
+    kvp__shell *s = (kvp__shell *)(uintptr_t)handle;
+    if (!s || (uintptr_t)s % sizeof(void *)) return NULL;
+    return atomic_load_explicit(&s->magic, memory_order_acquire) == (uint32_t)kind ? s : NULL;
+}
+
+/* Ends a handle: exactly one caller gets true, who then settles the object and gives the shell
+ * back. */
+bool kvp__shell_kill(kvp__shell *s, kvp__kind kind);
+void kvp__shell_give_back(kvp__shell *s);
+
+#endif
