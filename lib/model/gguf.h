@@ -119,6 +119,9 @@ float kvp__gguf_float_at(const kvp__gguf_array *a, uint64_t i);
 
 /* --- tensors --- */
 
+/* For messages; also of types that kvp__type_get does not know. */
+const char *kvp__type_name(uint32_t type);
+
 /* Index into tensors[], or UINT64_MAX. */
 uint64_t kvp__gguf_tensor(const kvp__gguf *g, const char *name);
 
