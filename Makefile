@@ -132,20 +132,76 @@ TESTS := $(TEST_SRC:%.c=$B/%)
 SUPPORT_SRC := $(sort $(wildcard tests/support/*.c))
 SUPPORT_OBJ := $(SUPPORT_SRC:%.c=$B/%.o)
 
-$B/tests/%.o: EXTRA = -Itests -DKVPAGE_TESTS='"$(abspath tests)"'
-$B/tests/%.o: tests/%.c Makefile
+# A foreign target has no CMocka; tests/cross has the little of it that our tests use.
+HOST_ARCH := $(shell uname -m)
+CROSS := $(if $(filter $(ARCH),$(HOST_ARCH)),,1)
+CMOCKA := $(if $(CROSS),,-lcmocka)
+$B/tests/%.o: EXTRA = $(if $(CROSS),-Itests/cross) -Itests -DKVPAGE_TESTS='"$(abspath tests)"'
+$B/tests/%.o: tests/%.c Makefile | need-cmocka
 	$(COMPILE)
 
 define test_rule
 TEST_HELP_$1 := $(patsubst %.c,$B/%.o,$(filter-out $1/test_%.c,$(wildcard $1/*.c)))
 $(patsubst %.c,$B/%,$(wildcard $1/test_*.c)): %: %.o $$(TEST_HELP_$1) $(SUPPORT_OBJ) $(STATIC)
 	@echo "  LD  $$@" && $$(CC) $$(ALL_LDFLAGS) $$(TEST_LDFLAGS_$1) -o $$@ $$< \
-	    $$(TEST_HELP_$1) $(SUPPORT_OBJ) $(STATIC) -lcmocka $$(ALL_LDLIBS)
+	    $$(TEST_HELP_$1) $(SUPPORT_OBJ) $(STATIC) $(CMOCKA) $$(ALL_LDLIBS)
 endef
 $(foreach d,$(TEST_DIRS),$(eval $(call test_rule,$d)))
 
 .PHONY: tests
 tests: $(TESTS) ## build the test programs
+
+# Order-only, so that its running does not count as a change.
+.PHONY: need-cmocka
+need-cmocka:
+	@$(if $(CROSS),:,CC='$(CC)' CPPFLAGS='$(CPPFLAGS)' sh tests/tools/need.sh cmocka)
+
+export CC CXX NM
+
+.PHONY: check
+check: $(TESTS) all ## build and run every test; the last line counts them
+	@sh tests/tools/check.sh $B $(TESTS)
+
+.PHONY: header check-includes forbidden
+header: ## the public header compiles alone in every standard
+	@sh tests/tools/header.sh
+check-includes: ## no room includes from above
+	@sh tests/tools/check-includes.sh
+forbidden: $(STATIC) ## the library calls nothing that would surprise its host
+	@sh tests/tools/forbidden.sh $(STATIC)
+
+# The kernels and what depends on their bits, for Arm64 under emulation (tests/tools/neon.sh).
+NEON_TESTS := $(filter $(addprefix $B/tests/unit/,base/% cpu/%),$(TESTS))
+
+.PHONY: neon-tests print-neon
+neon-tests: $(NEON_TESTS)
+print-neon:
+	@echo $(NEON_TESTS)
+
+# --- installing ----------------------------------------------------------------------------------
+
+INSTALLED = $(INCLUDEDIR)/kvpage.h $(LIBDIR)/libkvpage.a $(LIBDIR)/libkvpage.so.$(VERSION) \
+    $(LIBDIR)/libkvpage.so.$(SOVERSION) $(LIBDIR)/libkvpage.so $(LIBDIR)/pkgconfig/kvpage.pc \
+    $(BINDIR)/kvpage
+
+.PHONY: install uninstall
+install: $(SHARED) $(STATIC) $(TOOL) ## into PREFIX (/usr/local), LIBDIR, INCLUDEDIR; DESTDIR is put in front
+	install -d '$(DESTDIR)$(INCLUDEDIR)' '$(DESTDIR)$(LIBDIR)/pkgconfig' '$(DESTDIR)$(BINDIR)'
+	install -m 644 include/kvpage.h '$(DESTDIR)$(INCLUDEDIR)/kvpage.h'
+	install -m 644 $(STATIC) '$(DESTDIR)$(LIBDIR)/libkvpage.a'
+	install -m 755 $(SHARED) '$(DESTDIR)$(LIBDIR)/libkvpage.so.$(VERSION)'
+	ln -sf libkvpage.so.$(VERSION) '$(DESTDIR)$(LIBDIR)/libkvpage.so.$(SOVERSION)'
+	ln -sf libkvpage.so.$(VERSION) '$(DESTDIR)$(LIBDIR)/libkvpage.so'
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
+	    -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' kvpage.pc.in >'$(DESTDIR)$(LIBDIR)/pkgconfig/kvpage.pc'
+	$(if $(TOOL),install -m 755 $(TOOL) '$(DESTDIR)$(BINDIR)/kvpage')
+
+# Folders that are empty afterwards go too, unless they are the system's own.
+uninstall: ## remove what install put there
+	rm -f $(foreach f,$(INSTALLED),'$(DESTDIR)$f')
+	-@$(if $(DESTDIR)$(filter-out /usr /usr/local,$(PREFIX)),rmdir '$(DESTDIR)$(LIBDIR)/pkgconfig' \
+	    '$(DESTDIR)$(LIBDIR)' '$(DESTDIR)$(INCLUDEDIR)' '$(DESTDIR)$(BINDIR)' \
+	    '$(DESTDIR)$(PREFIX)/lib' '$(DESTDIR)$(PREFIX)' 2>/dev/null || true)
 
 .PHONY: clean
 clean: ## remove everything that was built

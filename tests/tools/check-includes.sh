@@ -1,0 +1,54 @@
+#!/bin/sh
+# Compares every #include of ours with the table of arrows that may be drawn between the rooms.
+# Nothing points up: a room that needs something from above asks for it by a callback.
+set -eu
+
+# room: rooms whose headers it may include, besides its own, base and the public header
+table='
+base:
+plan:
+pool: plan
+prefix: pool plan
+seq: prefix pool plan
+sched: seq prefix pool plan
+model: plan
+device: model plan
+cpu: device model plan
+engine: sched seq prefix pool plan model device
+api: engine sched seq prefix pool plan model device
+'
+
+find lib src examples -name '*.[ch]' | sort | xargs awk -v table="$table" '
+    BEGIN {
+        n = split(table, lines, "\n")
+        for (i = 1; i <= n; i++) {
+            if (split(lines[i], part, ":") < 2) continue
+            room[part[1]] = 1
+            m = split(part[2], to, " ")
+            for (j = 1; j <= m; j++) allowed[part[1], to[j]] = 1
+            allowed[part[1], part[1]] = allowed[part[1], "base"] = 1
+        }
+    }
+    function complain(what) { printf "%s:%d: %s: %s\n", FILENAME, FNR, what, $0; bad = 1 }
+    FNR == 1 {
+        split(FILENAME, path, "/")
+        top = path[1]; me = path[2]
+        if (top == "lib" && !(me in room)) complain("a room that the table does not know")
+    }
+    /^[ \t]*#[ \t]*include/ {
+        count++
+        if (match($0, /"[^"]+"/)) {
+            file = substr($0, RSTART + 1, RLENGTH - 2)
+            if (top != "lib") {
+                if (file ~ /\//) complain("only kvpage.h and files beside it may be included")
+                next
+            }
+            if (file !~ /\//) next
+            split(file, part, "/")
+            if (!((me, part[1]) in allowed)) complain(me " may not include from " part[1])
+        } else if (top == "lib" && match($0, /<(assert|locale|signal|setjmp)\.h>/)) {
+            complain("not for the library")
+        }
+    }
+    END { printf "check-includes: %d includes\n", count; exit bad }
+'

@@ -1,0 +1,46 @@
+#!/bin/sh
+# What `make check` runs once everything is built: check.sh BUILD program...
+# The last line says how many tests passed, failed and were skipped; exit 1 if any failed.
+set -u
+build=$1
+shift
+here=$(dirname "$0")
+dir=$build/check
+results=$dir/results
+rm -rf "$dir"
+mkdir -p "$dir"
+: >"$results"
+KVPAGE_TESTS=$(cd "$here/.." && pwd)
+export KVPAGE_TESTS
+
+echo "test models"
+if path=$(sh "$here/fetch.sh" smollm2); then
+    KVPAGE_TEST_SMOLLM2=$path
+    export KVPAGE_TEST_SMOLLM2
+fi
+if path=$(sh "$here/fetch.sh" gemma3); then
+    KVPAGE_TEST_GEMMA3=$path
+    export KVPAGE_TEST_GEMMA3
+fi
+
+echo "test programs"
+sh "$here/run-tests.sh" "$results" "" "$@"
+
+echo "checks"
+step() { sh "$here/step.sh" "$results" "$@"; }
+step header sh "$here/header.sh"
+step check-includes sh "$here/check-includes.sh"
+step forbidden sh "$here/forbidden.sh" "$build/libkvpage.a"
+step symbols sh "$here/symbols.sh" "$build/libkvpage.so"
+step install sh "$here/install-test.sh"
+step consumers sh "$here/../consumer/run.sh"
+
+echo "the NEON level, under emulation"
+if sh "$here/need.sh" cross; then
+    sh "$here/neon.sh" "$results"
+else
+    echo "0 0 1 neon" >>"$results"
+fi
+
+echo
+sh "$here/tally.sh" "$results"
