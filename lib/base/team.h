@@ -32,11 +32,12 @@ typedef struct kvp__program {
     uint32_t n_phases;
     void (*done)(void *user); /* after the last chunk, from the thread that ran it; may be NULL */
     void *user;
-    /* the runner's, set up by kvp__program_init */
+    /* the runner's, set up by kvp__program_init; ask kvp__program_over for the end */
     _Atomic uint64_t cursor;   /* phase << 32 | next chunk */
     _Atomic uint32_t finished; /* chunks of the current phase */
-    _Atomic uint32_t over;     /* 1: done has been called */
+    _Atomic uint32_t over;     /* 1: done is being called, 2: it has returned */
     struct kvp__program *next; /* in the team's queue */
+    kvp__team *team;           /* NULL: inline */
 } kvp__program;
 
 /* The state a thread's floating-point unit had, to be put back. */
@@ -57,12 +58,15 @@ uint32_t kvp__team_threads(const kvp__team *t);
 uint32_t kvp__cores(void); /* that this process may use */
 
 /* Scratch every chunk may count on, whoever runs it. */
-#define KVP__SCRATCH_BYTES (256u << 10)
+#define KVP__SCRATCH_BYTES (512u << 10)
 
 void kvp__program_init(kvp__program *p, const kvp__phase *phases, uint32_t n_phases,
                        void (*done)(void *), void *user);
-/* Hands the program to the team and returns. It stays where it is until `over`. */
+/* Hands the program to the team and returns. It stays where it is until it is over. */
 void kvp__team_start(kvp__team *t, kvp__program *p);
+/* True once every chunk has run and `done` has returned: no thread touches the program any more. May
+ * be asked inside neither chunks nor `done`. */
+bool kvp__program_over(const kvp__program *p);
 /* Runs chunks on the calling thread until the program is over or the clock passes `until` (0: no
  * limit); between two chunks only. True: over. With `wait` false it also returns when every chunk
  * that can run now is taken by others. */
