@@ -42,8 +42,9 @@ typedef struct kvp__work {
     const kvp__copy *copies;       /* done before any row is stored; no dst is another's src */
     const uint32_t *outputs;       /* [n_outputs]: rows whose logits are wanted */
     /* Takes the logits of output `i` (vocabulary floats, the device's, valid during the call, may
-     * be overwritten by the callee). Any worker, different outputs at the same time. */
-    void (*post)(void *user, uint32_t i, float *logits);
+     * be overwritten by the callee) and the thread's scratch of KVP__SCRATCH_BYTES. Any worker,
+     * different outputs at the same time. */
+    void (*post)(void *user, uint32_t i, float *logits, void *scratch);
     /* The step is over; from whichever thread finished it. Must not call back into the runner. */
     void (*done)(void *user);
     void *user;
@@ -110,6 +111,9 @@ typedef struct kvp__device {
     /* Inline only: computes until the step is over (`done` was called) or the clock hook passes
      * `until`. With a team: nothing. */
     void (*advance)(kvp__runner *r, uint64_t until);
+    /* The step's results are not wanted any more: chunks that have not begun are passed over, and
+     * `done` is called as ever. */
+    void (*cancel)(kvp__runner *r);
     /* KVP_OK: no step in flight. KVP_AGAIN: running. DEVICE_LOST. */
     kvp_status (*poll)(const kvp__runner *r);
 
