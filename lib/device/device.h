@@ -20,11 +20,6 @@
 typedef struct kvp__store kvp__store;
 typedef struct kvp__runner kvp__runner;
 
-/* Copy-on-write and partial prefixes: the first `tokens` tokens of block src into block dst. */
-typedef struct kvp__copy {
-    uint32_t group, src, dst, tokens;
-} kvp__copy;
-
 /* One sequence's share of a step. Its rows are consecutive, and so are their positions. */
 typedef struct kvp__work_seq {
     uint32_t first_row, n_rows;

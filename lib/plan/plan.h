@@ -77,4 +77,9 @@ static inline uint64_t kvp__layout_block(const kvp__layout *l, uint32_t g, uint3
 kvp_status kvp__plan(const kvp__geometry *g, const kvp_plan_options *o, kvp_plan_result *out,
                      kvp_error *err);
 
+/* Copy-on-write and partial prefixes: the first `tokens` tokens of block src into block dst. */
+typedef struct kvp__copy {
+    uint32_t group, src, dst, tokens;
+} kvp__copy;
+
 #endif
