@@ -162,13 +162,18 @@ export CC CXX NM
 check: $(TESTS) all ## build and run every test; the last line counts them
 	@sh tests/tools/check.sh $B $(TESTS)
 
-.PHONY: header check-includes forbidden
+.PHONY: header check-includes forbidden abi-check consumers
 header: ## the public header compiles alone in every standard
 	@sh tests/tools/header.sh
 check-includes: ## no room includes from above
 	@sh tests/tools/check-includes.sh
 forbidden: $(STATIC) ## the library calls nothing that would surprise its host
 	@sh tests/tools/forbidden.sh $(STATIC)
+
+abi-check: $(SHARED) ## symbols, layout, abidiff and an old binary against the library
+	@sh tests/abi/run.sh $B
+consumers: all ## hosts in C, C++ and Python against an installed tree
+	@sh tests/consumer/run.sh
 
 # The kernels and what depends on their bits, for Arm64 under emulation (tests/tools/neon.sh).
 NEON_TESTS := $(filter $(addprefix $B/tests/unit/,base/% cpu/%),$(TESTS))

@@ -45,7 +45,7 @@ static kvp_status run_step(kvp_batch *batch)
         float d = out[i] - qkv[i];
         if (d > 1e-3f || d < -1e-3f) return KVP_ERR_INTERNAL;
     }
-    return kvp_commit(batch, view.n_outputs ? tokens : NULL);
+    return kvp_commit(batch, view.n_outputs ? tokens : NULL, view.n_outputs);
 }
 
 int main(void)
