@@ -104,6 +104,10 @@ kvp_status kvp__seq_fork(kvp__seq *s, uint32_t length, kvp__seq *child, kvp_erro
 /* Cuts to `length` tokens (INVALID_ARG beyond the end); blocks go tail first. A pin is cut too. */
 kvp_status kvp__seq_truncate(kvp__seq *s, uint32_t length, kvp_error *err);
 
+/* Forgets the KV from position `computed` on, without cutting tokens (to compute the last token
+ * again, say, when its logits are wanted). Nothing if so much is not computed. */
+void kvp__seq_rewind(kvp__seq *s, uint32_t computed);
+
 /* Keeps the blocks of the first `length` tokens, as far as they are computed, through
  * kvp__seq_release_unpinned; replaces the earlier pin; 0: none. INVALID_ARG beyond the end. */
 kvp_status kvp__seq_pin(kvp__seq *s, uint32_t length, kvp_error *err);
