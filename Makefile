@@ -49,7 +49,7 @@ ALL_LDLIBS = $(LDLIBS) -lm
 ifneq (,$(filter x86_64 amd64,$(ARCH)))
 LEVELS := 1 2 3
 else ifneq (,$(filter aarch64 arm64,$(ARCH)))
-LEVELS := 1 4
+LEVELS := 1 4 5
 else
 LEVELS := 1
 endif
@@ -57,11 +57,12 @@ LEVEL_FLAGS_1 :=
 LEVEL_FLAGS_2 := -mavx2 -mfma -mf16c
 LEVEL_FLAGS_3 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 LEVEL_FLAGS_4 :=
+LEVEL_FLAGS_5 := -march=armv8.2-a+dotprod
 
 # --- where things go -----------------------------------------------------------------------------
 
 KEY := $(shell { $(CC) --version 2>/dev/null; \
-    printf '%s\n' '$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) $(ALL_LDLIBS)'; } | cksum | cut -d' ' -f1)
+    printf '%s\n' '$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) $(ALL_LDLIBS) $(FUZZ_LINK)'; } | cksum | cut -d' ' -f1)
 B := build/$(if $(TARGET),$(TARGET),unknown)-$(KEY)
 
 LIB_SRC := $(sort $(wildcard lib/*/*.c))
@@ -159,8 +160,31 @@ need-cmocka:
 export CC CXX NM
 
 .PHONY: check
-check: $(TESTS) all ## build and run every test; the last line counts them
-	@sh tests/tools/check.sh $B $(TESTS)
+check: $(TESTS) $(FUZZ) all ## build and run every test; the last line counts them
+	@FUZZ='$(FUZZ)' sh tests/tools/check.sh $B $(TESTS)
+
+# Each tests/fuzz/fuzz_*.c is a fuzz target: with a main of ours that replays files, or under
+# libFuzzer when tests/fuzz/run.sh asks for it by FUZZ_LINK.
+FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+FUZZ := $(FUZZ_SRC:%.c=$B/%)
+$(FUZZ): %: %.o $(if $(FUZZ_LINK),,$B/tests/fuzz/standalone.o) $(SUPPORT_OBJ) $(STATIC)
+	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) $(FUZZ_LINK) -o $@ $(filter %.o,$^) $(STATIC) \
+	    $(CMOCKA) $(ALL_LDLIBS)
+
+.PHONY: fuzz-programs print-fuzz fuzz fuzz-coverage sanitize
+fuzz-programs: $(FUZZ)
+print-fuzz:
+	@echo $(FUZZ)
+fuzz: ## clang's libFuzzer, a minute per target (FUZZ_SECONDS)
+	@sh tests/fuzz/run.sh
+fuzz-coverage: ## lines of reader and tokenizer that the seeds reach
+	@sh tests/fuzz/coverage.sh
+
+# Other configurations of the same build: the scripts call make again with other flags.
+sanitize: ## the tests under address, undefined-behaviour and thread sanitizers
+	@sh tests/tools/sanitize.sh
+print-tests:
+	@echo $(TESTS)
 
 .PHONY: header check-includes forbidden abi-check consumers
 header: ## the public header compiles alone in every standard

@@ -46,7 +46,7 @@ find lib src examples -name '*.[ch]' | sort | xargs awk -v table="$table" '
             if (file !~ /\//) next
             split(file, part, "/")
             if (!((me, part[1]) in allowed)) complain(me " may not include from " part[1])
-        } else if (top == "lib" && match($0, /<(assert|locale|signal|setjmp)\.h>/)) {
+        } else if (top == "lib" && match($0, /<(assert|locale|setjmp|wchar|wctype|ctype)\.h>/)) {
             complain("not for the library")
         }
     }

@@ -32,6 +32,7 @@ step header sh "$here/header.sh"
 step check-includes sh "$here/check-includes.sh"
 step forbidden sh "$here/forbidden.sh" "$build/libkvpage.a"
 step symbols sh "$here/symbols.sh" "$build/libkvpage.so"
+step fuzz-seeds sh "$here/../fuzz/seeds.sh" ${FUZZ:-}
 step install sh "$here/install-test.sh"
 step consumers sh "$here/../consumer/run.sh"
 
