@@ -1,0 +1,113 @@
+/*
+ * The CPU device's kernels: what each computes, and one table of them per instruction-set level.
+ *
+ * The files of level/ are compiled once for each level with -DKVP__LEVEL=<KVP_CPU_...>; every
+ * function there is named by KVP__AT(name), and table.c gathers a level's functions into one
+ * constant kvp__kernels. Nothing else of the library may be compiled with a level's flags.
+ *
+ * Invariant: a kernel's result has the same bits at every level, and a row's result depends on that
+ * row alone: not on how many rows, panels, keys or threads are in the call.
+ *
+ * A kernel is added with a function type kvp__<name>_fn, described here, and a line in
+ * KVP__KERNEL_LIST. Who may call them: the files of cpu/.
+ */
+#ifndef KVP_CPU_KERNELS_H
+#define KVP_CPU_KERNELS_H
+
+#include "base/base.h"
+#include "model/model.h"
+
+/* KVP_CPU_NEON with the dot product instructions: to hosts it is KVP_CPU_NEON. */
+#define KVP__CPU_NEON_DOT 5
+
+#define KVP__LANES 16u /* outputs, keys or dimensions side by side, whatever the level */
+
+/* --- matrices ----------------------------------------------------------------------------------
+ *
+ * y = W x for W of n_out rows and n_in columns, packed (pack.h) in panels of 16 output rows. The
+ * last panel is filled up with zero rows, which are never stored.
+ */
+typedef struct kvp__mat {
+    uint32_t type;         /* kvp__type */
+    uint32_t n_out, n_in;
+    uint64_t panel_bytes;
+    const uint8_t *panels; /* aligned to 64 bytes */
+} kvp__mat;
+
+static inline uint32_t kvp__mat_panels(const kvp__mat *w)
+{
+    return w->n_out / KVP__LANES + (w->n_out % KVP__LANES != 0);
+}
+
+/* Rows of activations. `q` NULL: 32-bit products, from x. Else 8-bit blocks of 32, made from x by
+ * the quantize kernel; quantised weights take those, and F32, F16 and BF16 weights x. */
+typedef struct kvp__act {
+    uint32_t n_in;
+    const float *x;  /* row r: x + r * x_row; may be NULL when only quantised weights are used */
+    size_t x_row;
+    int8_t *q;       /* row r: q + r * q_row; -127..127 */
+    size_t q_row;
+    float *scale;    /* of block b in row r: scale[r * block_row + b]: max|x| / 127 */
+    float *scaled_sum; /* scale * the sum of the block's q */
+    int16_t *sums;   /* of the block's two halves: sums[2 * (r * block_row + b)] and the next */
+    size_t block_row;
+} kvp__act;
+
+/* Memory for the quantised form of `rows` rows of `n_in` inputs; 0 if it overflows. */
+uint64_t kvp__act_bytes(uint32_t rows, uint32_t n_in);
+/* Lays `a` out in `memory` (64-byte aligned, kvp__act_bytes long); x is set to NULL. The memory may
+ * be larger, so one workspace serves matrices of several widths, one after the other. */
+void kvp__act_place(kvp__act *a, void *memory, uint32_t rows, uint32_t n_in);
+
+/* Rows `first` to `first` + `rows` of a's quantised form, from a->x. n_in is a multiple of 32. */
+typedef void kvp__quantize_fn(const kvp__act *a, uint32_t first, uint32_t rows);
+
+typedef struct kvp__span {
+    uint32_t first, count;
+} kvp__span;
+
+/* y[r * y_row + o] = (W x_r)[o] for the rows in `rows` and the outputs of the panels in `panels`;
+ * with `add`, y += W x instead. Blocks along the input are added one after the other. */
+typedef void kvp__matmul_fn(const kvp__mat *w, const kvp__act *x, kvp__span rows, kvp__span panels,
+                            float *y, size_t y_row, bool add);
+
+/* --- the tables --- */
+
+#define KVP__KERNEL_LIST(X)                                                                        \
+    X(quantize)                                                                                    \
+    X(matmul)
+
+typedef struct kvp__kernels {
+    uint32_t level; /* KVP_CPU_..., or KVP__CPU_NEON_DOT */
+#define KVP__KERNEL_FIELD_(name) kvp__##name##_fn *name;
+    KVP__KERNEL_LIST(KVP__KERNEL_FIELD_)
+#undef KVP__KERNEL_FIELD_
+} kvp__kernels;
+
+extern const kvp__kernels kvp__kernels_generic, kvp__kernels_avx2, kvp__kernels_avx512,
+    kvp__kernels_neon, kvp__kernels_neon_dot;
+
+/* The best level not above `cap` (0: no cap) that this machine runs: KVP_CPU_..., never 0, since
+ * plain C always does. Levels of another architecture count as plain C. */
+uint32_t kvp__cpu_level(uint32_t cap);
+/* The kernels of a level that kvp__cpu_level has answered. NULL: this build has no such level. */
+const kvp__kernels *kvp__kernels_get(uint32_t level);
+
+#ifdef KVP__LEVEL
+#if KVP__LEVEL == KVP_CPU_GENERIC
+#define KVP__AT(name) kvp__##name##_generic
+#elif KVP__LEVEL == KVP_CPU_AVX2
+#define KVP__AT(name) kvp__##name##_avx2
+#elif KVP__LEVEL == KVP_CPU_AVX512
+#define KVP__AT(name) kvp__##name##_avx512
+#elif KVP__LEVEL == KVP_CPU_NEON
+#define KVP__AT(name) kvp__##name##_neon
+#elif KVP__LEVEL == KVP__CPU_NEON_DOT
+#define KVP__AT(name) kvp__##name##_neon_dot
+#endif
+#define KVP__KERNEL_PROTOTYPE_(name) kvp__##name##_fn KVP__AT(name);
+KVP__KERNEL_LIST(KVP__KERNEL_PROTOTYPE_)
+#undef KVP__KERNEL_PROTOTYPE_
+#endif
+
+#endif
