@@ -59,7 +59,6 @@ LEVEL_FLAGS_3 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl 
 LEVEL_FLAGS_4 :=
 # NEON with the dot product instructions: KVP__CPU_NEON_DOT in lib/cpu/kernels.h.
 LEVEL_FLAGS_5 := -march=armv8.2-a+dotprod
-LEVEL_FLAGS_5 := -march=armv8.2-a+dotprod
 
 # --- where things go -----------------------------------------------------------------------------
 
