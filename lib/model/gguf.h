@@ -58,12 +58,13 @@ typedef struct kvp__gguf {
     kvp__hooks hooks;
     uint8_t *buffer; /* the file's first bytes, up to the end of the tensor table */
     size_t buffer_bytes, buffer_size;
-    kvp__gguf_entry *entries; /* sorted by key */
-    uint64_t n_entries;
-    kvp__tensor *tensors; /* in the file's order */
-    uint64_t n_tensors;
+    kvp__gguf_entry *entries; /* in the file's order, like the tensors */
+    uint32_t n_entries;
+    uint32_t n_tensors;
+    kvp__tensor *tensors;
+    uint32_t *by_key;  /* numbers of entries, sorted by key */
     uint32_t *by_name; /* numbers of tensors, sorted by name */
-    char *names;       /* what tensors[].name point to */
+    char *names;       /* what tensors[].name point to: printable ASCII */
     size_t names_bytes;
     uint32_t version;
     uint32_t alignment;
