@@ -181,6 +181,22 @@ fuzz: ## clang's libFuzzer, a minute per target (FUZZ_SECONDS)
 fuzz-coverage: ## lines of reader and tokenizer that the seeds reach
 	@sh tests/fuzz/coverage.sh
 
+# Each tests/bench/bench_*.c is a program, run with the model's path.
+BENCH_SRC := $(sort $(wildcard tests/bench/bench_*.c))
+BENCH := $(BENCH_SRC:%.c=$B/%)
+$(BENCH): %: %.o $(STATIC)
+	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) -o $@ $< $(STATIC) $(ALL_LDLIBS)
+$B/tests/bench/%.o: tests/bench/%.c Makefile
+	@mkdir -p $(@D) && echo "  CC  $<" && $(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
+
+.PHONY: bench bench-peers demo
+demo: ## fetch a small model (or MODEL=path) and show eight users in one batch
+	@sh tests/tools/demo.sh
+bench: $(BENCH) $(TOOL) ## measure speed and memory on the small model (or MODEL=path)
+	@sh tests/bench/run.sh $(BENCH)
+bench-peers: $(BENCH) ## beside llama.cpp, in turns (installs its Python package)
+	@sh tests/bench/peers/run.sh $B/tests/bench/bench_engine
+
 # Other configurations of the same build: the scripts call make again with other flags.
 sanitize: ## the tests under address, undefined-behaviour and thread sanitizers
 	@sh tests/tools/sanitize.sh

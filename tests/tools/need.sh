@@ -21,7 +21,7 @@ fuzzes() {
 # there THING: is it usable?
 there() {
     case $1 in
-    cc) has "${CC:-cc}" || has cc ;;
+    cc) compiles '#include <stdio.h>' ;;
     cmocka) compiles '#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
