@@ -9,14 +9,14 @@
 
 #define SETTLING UINT64_MAX
 
-void kvp__domain_init(kvp__domain *d, kvp__root *root, void (*settle)(kvp__domain *, kvp__shell *),
+void kvp__domain_init(kvp__domain *d, kvp__origin *origin, void (*settle)(kvp__domain *, kvp__shell *),
                       void (*finish)(kvp__domain *))
 {
     memset(d, 0, sizeof *d);
-    d->root = root;
+    d->origin = origin;
     d->settle = settle;
     d->finish = finish;
-    d->generation = kvp__root_generation(root);
+    d->generation = kvp__origin_generation(origin);
     d->error.size = sizeof d->error;
     atomic_store(&d->refs, 1);
 }
@@ -33,7 +33,7 @@ void kvp__domain_release(kvp__domain *d)
 
 kvp_status kvp__domain_enter(kvp__domain *d)
 {
-    if (!kvp__root_is_ours(d->root, d->generation)) return KVP_ERR_FORKED;
+    if (!kvp__origin_is_ours(d->origin, d->generation)) return KVP_ERR_FORKED;
     uint64_t me = (uint64_t)(uintptr_t)pthread_self(), owner = 0;
     while (!atomic_compare_exchange_weak_explicit(&d->owner, &owner, me, memory_order_acquire,
                                                   memory_order_relaxed)) {
@@ -92,7 +92,7 @@ void kvp__domain_leave(kvp__domain *d)
 
 void kvp__domain_settle_handle(kvp__domain *d, kvp__shell *killed)
 {
-    if (!kvp__root_is_ours(d->root, d->generation)) return;
+    if (!kvp__origin_is_ours(d->origin, d->generation)) return;
     kvp__domain_acquire(d);
     kvp__shell *head = atomic_load(&d->queue);
     do killed->next_settled = head;
@@ -103,7 +103,7 @@ void kvp__domain_settle_handle(kvp__domain *d, kvp__shell *killed)
 
 void kvp__domain_settle_asked(kvp__domain *d)
 {
-    if (!kvp__root_is_ours(d->root, d->generation)) return;
+    if (!kvp__origin_is_ours(d->origin, d->generation)) return;
     kvp__domain_acquire(d);
     atomic_store(&d->asked, 1);
     try_settle(d);

@@ -18,7 +18,7 @@ typedef struct kvp__domain {
     kvp__shell *_Atomic queue;        /* killed handles to settle, newest first */
     _Atomic uint32_t asked;           /* something else is to be settled (a cancel) */
     uint32_t generation;              /* of the process it was made in */
-    kvp__root *root;
+    kvp__origin *origin;
     void (*settle)(struct kvp__domain *d, kvp__shell *killed); /* inside; killed may be NULL:
                                                                    look for cancels */
     void (*finish)(struct kvp__domain *d); /* frees it all, after the last count */
@@ -26,7 +26,7 @@ typedef struct kvp__domain {
 } kvp__domain;
 
 /* With one count. */
-void kvp__domain_init(kvp__domain *d, kvp__root *root,
+void kvp__domain_init(kvp__domain *d, kvp__origin *origin,
                       void (*settle)(kvp__domain *, kvp__shell *),
                       void (*finish)(kvp__domain *));
 void kvp__domain_acquire(kvp__domain *d);

@@ -1,5 +1,5 @@
 /*
- * Shells, roots and fork detection. See handle.h.
+ * Shells, origins and fork detection. See handle.h.
  */
 #define _GNU_SOURCE
 #include "engine/handle.h"
@@ -21,12 +21,12 @@ typedef struct kvp__shell_slab {
 
 _Static_assert(sizeof(kvp__shell) == KVP__CACHE_LINE, "a shell is a cache line");
 
-static void lock(kvp__root *r)
+static void lock(kvp__origin *r)
 {
     while (atomic_exchange_explicit(&r->lock, 1, memory_order_acquire)) sched_yield();
 }
 
-static void unlock(kvp__root *r) { atomic_store_explicit(&r->lock, 0, memory_order_release); }
+static void unlock(kvp__origin *r) { atomic_store_explicit(&r->lock, 0, memory_order_release); }
 
 /* A page that the kernel gives back zeroed in a child: no system call is needed to ask. */
 static uint32_t *fork_page_make(void)
@@ -40,8 +40,8 @@ static uint32_t *fork_page_make(void)
     return NULL;
 }
 
-kvp_status kvp__root_init(kvp__root *r, const kvp__hooks *hooks, size_t bytes,
-                          void (*finish)(kvp__root *), kvp_error *err)
+kvp_status kvp__origin_init(kvp__origin *r, const kvp__hooks *hooks, size_t bytes,
+                          void (*finish)(kvp__origin *), kvp_error *err)
 {
     memset(r, 0, sizeof *r);
     r->hooks = *hooks;
@@ -56,9 +56,9 @@ kvp_status kvp__root_init(kvp__root *r, const kvp__hooks *hooks, size_t bytes,
     return KVP_OK;
 }
 
-void kvp__root_acquire(kvp__root *r) { atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed); }
+void kvp__origin_acquire(kvp__origin *r) { atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed); }
 
-void kvp__root_release(kvp__root *r)
+void kvp__origin_release(kvp__origin *r)
 {
     if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1) return;
     kvp__hooks hooks = r->hooks;
@@ -73,7 +73,7 @@ void kvp__root_release(kvp__root *r)
     if (hooks.released) hooks.released(hooks.user);
 }
 
-uint32_t kvp__root_generation(kvp__root *r)
+uint32_t kvp__origin_generation(kvp__origin *r)
 {
     lock(r);
     if (*r->fork_page == 0) *r->fork_page = ++r->fork_generation;
@@ -82,10 +82,10 @@ uint32_t kvp__root_generation(kvp__root *r)
     return g;
 }
 
-bool kvp__root_is_ours(const kvp__root *r, uint32_t g) { return *r->fork_page == g; }
+bool kvp__origin_is_ours(const kvp__origin *r, uint32_t g) { return *r->fork_page == g; }
 
 /* Called with the lock held. */
-static kvp__shell *take_shell(kvp__root *r)
+static kvp__shell *take_shell(kvp__origin *r)
 {
     if (r->n_dead > DEAD_BEFORE_REUSE) {
         kvp__shell *s = r->oldest_dead;
@@ -102,13 +102,13 @@ static kvp__shell *take_shell(kvp__root *r)
     return &r->slabs->shells[r->slabs->used++];
 }
 
-kvp__shell *kvp__shell_make(kvp__root *r, kvp__kind kind, void *object)
+kvp__shell *kvp__shell_make(kvp__origin *r, kvp__kind kind, void *object)
 {
     lock(r);
     kvp__shell *s = take_shell(r);
     unlock(r);
     if (!s) return NULL;
-    s->root = r;
+    s->origin = r;
     s->object = object;
     s->next = s->next_settled = NULL;
     atomic_store_explicit(&s->magic, (uint32_t)kind, memory_order_release);
@@ -124,7 +124,7 @@ bool kvp__shell_kill(kvp__shell *s, kvp__kind kind)
 
 void kvp__shell_give_back(kvp__shell *s)
 {
-    kvp__root *r = s->root;
+    kvp__origin *r = s->origin;
     lock(r);
     s->object = NULL;
     s->next = NULL;

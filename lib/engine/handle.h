@@ -1,13 +1,13 @@
 /*
  * Handles: what a public pointer points to.
  *
- * A handle is a shell of one cache line in a slab that belongs to a root (a model or a team) and is
- * never returned before the root is gone. So a stale handle can be looked at safely: its shell says
+ * A handle is a shell of one cache line in a slab that belongs to an origin (a model or a team) and is
+ * never returned before the origin is gone. So a stale handle can be looked at safely: its shell says
  * dead until it is used again, first in, first out, behind at least 1,024 other dead shells. A handle
  * of another kind shows another magic number.
  *
- * The root counts what hangs on it: its own handle and every object made under it. The last one to go
- * takes the root along, whatever the order. Roots also know whether the process has forked since.
+ * The origin counts what hangs on it: its own handle and every object made under it. The last one to go
+ * takes the origin along, whatever the order. Origins also know whether the process has forked since.
  *
  * Thread: everything here may be called from any thread.
  */
@@ -28,19 +28,19 @@ typedef enum kvp__kind {
 
 #define KVP__SHELL_DEAD 0x6b76dead
 
-typedef struct kvp__root kvp__root;
+typedef struct kvp__origin kvp__origin;
 
 typedef struct kvp__shell {
     _Atomic uint32_t magic;          /* kvp__kind, or KVP__SHELL_DEAD */
     uint32_t pad;
-    kvp__root *root;
+    kvp__origin *origin;
     void *object;
-    struct kvp__shell *next;         /* in the root's list of dead shells */
+    struct kvp__shell *next;         /* in the origin's list of dead shells */
     struct kvp__shell *next_settled; /* in a domain's queue of handles to settle */
     uint64_t rest[3];
 } kvp__shell;
 
-struct kvp__root {
+struct kvp__origin {
     kvp__hooks hooks;
     _Atomic uint32_t refs;
     _Atomic uint32_t lock;           /* of the fields below; held for a few instructions */
@@ -50,23 +50,23 @@ struct kvp__root {
     uint32_t *fork_page;             /* wiped in a child; NULL: no detection on this kernel */
     uint32_t fork_generation;        /* what the page says in this process */
     size_t bytes;                    /* of the object whose first member this is */
-    void (*finish)(kvp__root *root); /* frees what the object holds, not the object */
+    void (*finish)(kvp__origin *origin); /* frees what the object holds, not the object */
 };
 
-/* Sets up the root at the head of an object of `bytes` bytes from kvp__alloc, with one count. */
-kvp_status kvp__root_init(kvp__root *r, const kvp__hooks *hooks, size_t bytes,
-                          void (*finish)(kvp__root *), kvp_error *err);
-void kvp__root_acquire(kvp__root *r);
-/* The last count frees everything under the root, and then calls the `released` hook. */
-void kvp__root_release(kvp__root *r);
+/* Sets up the origin at the head of an object of `bytes` bytes from kvp__alloc, with one count. */
+kvp_status kvp__origin_init(kvp__origin *r, const kvp__hooks *hooks, size_t bytes,
+                          void (*finish)(kvp__origin *), kvp_error *err);
+void kvp__origin_acquire(kvp__origin *r);
+/* The last count frees everything under the origin, and then calls the `released` hook. */
+void kvp__origin_release(kvp__origin *r);
 
 /* The generation of this process for things made now, and whether things of generation `g` are
  * this process' own. */
-uint32_t kvp__root_generation(kvp__root *r);
-bool kvp__root_is_ours(const kvp__root *r, uint32_t g);
+uint32_t kvp__origin_generation(kvp__origin *r);
+bool kvp__origin_is_ours(const kvp__origin *r, uint32_t g);
 
 /* A live shell for `object`; NULL: no memory. Takes no count. */
-kvp__shell *kvp__shell_make(kvp__root *r, kvp__kind kind, void *object);
+kvp__shell *kvp__shell_make(kvp__origin *r, kvp__kind kind, void *object);
 
 /* The shell if `handle` is live and of this kind, else NULL. */
 static inline kvp__shell *kvp__shell_of(const void *handle, kvp__kind kind)

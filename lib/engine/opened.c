@@ -5,9 +5,9 @@
 
 #include <string.h>
 
-static void finish(kvp__root *root)
+static void finish(kvp__origin *origin)
 {
-    kvp__opened *m = (kvp__opened *)root;
+    kvp__opened *m = (kvp__opened *)origin;
     kvp__weights *w = atomic_load(&m->weights);
     if (w) m->device->unplace(w);
     if (!m->own_model) kvp__model_unload(&m->model);
@@ -29,7 +29,7 @@ static kvp_status check_options(const kvp_model_options *o, const kvp__device *d
     return KVP_OK;
 }
 
-/* An object with a root, a handle, and no model in it yet. */
+/* An object with an origin, a handle, and no model in it yet. */
 static kvp_status make(kvp__opened **out, const kvp_model_options *options, kvp_error *err)
 {
     kvp__hooks hooks;
@@ -40,7 +40,7 @@ static kvp_status make(kvp__opened **out, const kvp_model_options *options, kvp_
     if (s != KVP_OK) return s;
     kvp__opened *m = kvp__alloc_zero(&hooks, sizeof *m);
     if (!m) return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a model");
-    s = kvp__root_init(&m->root, &hooks, sizeof *m, finish, err);
+    s = kvp__origin_init(&m->origin, &hooks, sizeof *m, finish, err);
     if (s != KVP_OK) {
         kvp__free(&hooks, m, sizeof *m);
         return s;
@@ -58,13 +58,13 @@ static kvp_status make(kvp__opened **out, const kvp_model_options *options, kvp_
 /* Gives up an object that failed on its way, without the `released` call: nothing was handed out. */
 static void unmake(kvp__opened *m)
 {
-    m->root.hooks.released = NULL;
-    kvp__root_release(&m->root);
+    m->origin.hooks.released = NULL;
+    kvp__origin_release(&m->origin);
 }
 
 static kvp_status give_handle(kvp__opened *m, kvp__opened **out, kvp_error *err)
 {
-    m->shell = kvp__shell_make(&m->root, KVP__KIND_MODEL, m);
+    m->shell = kvp__shell_make(&m->origin, KVP__KIND_MODEL, m);
     if (!m->shell) {
         unmake(m);
         return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a model's handle");
@@ -84,7 +84,7 @@ kvp_status kvp__opened_from_source(kvp__opened **out, const kvp_model_options *o
     }
     kvp__model loaded;
     memset(&loaded, 0, sizeof loaded);
-    s = kvp__model_load(&loaded, &m->root.hooks, source, err);
+    s = kvp__model_load(&loaded, &m->origin.hooks, source, err);
     if (s != KVP_OK) {
         if (source->close) source->close(source->user);
         unmake(m);
@@ -147,5 +147,5 @@ kvp_status kvp__opened_place(kvp__opened *m, const kvp__place *how, bool wait, k
 void kvp__opened_close(kvp__opened *m)
 {
     kvp__shell_give_back(m->shell);
-    kvp__root_release(&m->root);
+    kvp__origin_release(&m->origin);
 }

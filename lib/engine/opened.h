@@ -1,5 +1,5 @@
 /*
- * An opened model: what a kvp_model handle points to. The root of everything made from it.
+ * An opened model: what a kvp_model handle points to. The origin of everything made from it.
  *
  * The model itself is immutable; the only thing that changes is that weights appear when it is placed
  * on a device, once, under a lock.
@@ -13,7 +13,7 @@
 #include <pthread.h>
 
 typedef struct kvp__opened {
-    kvp__root root; /* first: the root frees this object */
+    kvp__origin origin; /* first: the origin frees this object */
     kvp__model model;
     const kvp__device *device;         /* CPU; chosen at open, for sizes and levels */
     pthread_mutex_t placing;
