@@ -142,6 +142,8 @@ $B/tests/%.o: EXTRA = $(if $(CROSS),-Itests/cross) -Itests -DKVPAGE_TESTS='"$(ab
 $B/tests/%.o: tests/%.c Makefile | need-cmocka
 	$(COMPILE)
 
+TEST_LDFLAGS_tests/oom := -Wl,--wrap=mmap,--wrap=munmap,--wrap=pthread_create,--wrap=eventfd
+
 define test_rule
 TEST_HELP_$1 := $(patsubst %.c,$B/%.o,$(filter-out $1/test_%.c,$(wildcard $1/*.c)))
 $(patsubst %.c,$B/%,$(wildcard $1/test_*.c)): %: %.o $$(TEST_HELP_$1) $(SUPPORT_OBJ) $(STATIC)
