@@ -395,7 +395,7 @@ static int compare_names(const kvp__gguf *g, uint32_t a, uint32_t b)
 static int compare_offsets(const kvp__gguf *g, uint32_t a, uint32_t b)
 {
     uint64_t x = g->tensors[a].offset, y = g->tensors[b].offset;
-    return x < y ? -1 : x > y;
+    return x != y ? (x < y ? -1 : 1) : a < b ? -1 : 1;
 }
 
 static kvp_status sort_keys(kvp__gguf *g, kvp_error *err)

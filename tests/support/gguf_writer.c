@@ -77,12 +77,32 @@ uint8_t *gw_finish(gw *w, size_t *bytes)
     return f.data;
 }
 
-void gw_raw(gw *w, const char *key, uint32_t type, const void *value, size_t bytes)
+void gw_skip(gw *w, const char *name)
 {
+    if (w->n_skip == (int)KVP__COUNT(w->skip)) exit(99);
+    w->skip[w->n_skip++] = name;
+}
+
+static int skipped(const gw *w, const char *name)
+{
+    for (int i = 0; i < w->n_skip; i++)
+        if (strcmp(w->skip[i], name) == 0) return 1;
+    return 0;
+}
+
+/* The key and its type; false: it is left out. */
+static int begin(gw *w, const char *key, uint32_t type)
+{
+    if (skipped(w, key)) return 0;
     gw_put_str(&w->keys, key);
     gw_put_u32(&w->keys, type);
-    gw_put(&w->keys, value, bytes);
     w->n_keys++;
+    return 1;
+}
+
+void gw_raw(gw *w, const char *key, uint32_t type, const void *value, size_t bytes)
+{
+    if (begin(w, key, type)) gw_put(&w->keys, value, bytes);
 }
 
 void gw_u32(gw *w, const char *key, uint32_t v) { gw_raw(w, key, 4, &v, sizeof v); }
@@ -98,21 +118,21 @@ void gw_bool(gw *w, const char *key, int v)
 
 void gw_str(gw *w, const char *key, const char *text)
 {
-    gw_raw(w, key, 8, NULL, 0);
-    gw_put_str(&w->keys, text);
+    if (begin(w, key, 8)) gw_put_str(&w->keys, text);
 }
 
-static void array(gw *w, const char *key, uint32_t element, const void *v, size_t n, size_t size)
+static int array(gw *w, const char *key, uint32_t element, const void *v, size_t n, size_t size)
 {
-    gw_raw(w, key, 9, NULL, 0);
+    if (!begin(w, key, 9)) return 0;
     gw_put_u32(&w->keys, element);
     gw_put_u64(&w->keys, n);
     gw_put(&w->keys, v, n * size);
+    return 1;
 }
 
 void gw_strs(gw *w, const char *key, const char *const *texts, size_t n)
 {
-    array(w, key, 8, NULL, n, 0);
+    if (!array(w, key, 8, NULL, n, 0)) return;
     for (size_t i = 0; i < n; i++) gw_put_str(&w->keys, texts[i]);
 }
 
@@ -124,6 +144,7 @@ void gw_bools(gw *w, const char *key, const uint8_t *v, size_t n) { array(w, key
 void gw_tensor(gw *w, const char *name, uint32_t type, uint32_t n_dims, const uint64_t *dims,
                const void *data, size_t bytes)
 {
+    if (skipped(w, name)) return;
     pad(&w->data, w->alignment);
     gw_put_str(&w->table, name);
     gw_put_u32(&w->table, n_dims);
@@ -363,6 +384,7 @@ void gw_tiny_into(gw *w, const gw_model *options)
     for (uint32_t i = 0; i < o.layers; i++) tiny_layer(w, &o, i, &rng);
     vector(w, "output_norm.weight", o.width, 1.0f, &rng);
     if (o.untied) matrix(w, &o, "output.weight", o.width, o.vocabulary, &rng);
+    w->n_skip = 0;
 }
 
 uint8_t *gw_tiny(const gw_model *o, size_t *bytes)

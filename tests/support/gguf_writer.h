@@ -24,12 +24,18 @@ typedef struct gw {
     uint32_t version, alignment; /* 3, 32 unless changed; another alignment needs its key too */
     uint64_t n_keys, n_tensors;
     gw_buffer keys, table, data;
+    const char *skip[8]; /* names that are passed over; see gw_skip */
+    int n_skip;
 } gw;
 
 void gw_init(gw *w);
 void gw_free(gw *w);
 /* The file; free() it. The writer is freed too. */
 uint8_t *gw_finish(gw *w, size_t *bytes);
+
+/* From here on keys and tensors of this name are left out; at most eight names, borrowed, until
+ * gw_tiny_into returns. To change what a tiny model says, skip it and write it afterwards. */
+void gw_skip(gw *w, const char *name);
 
 void gw_u32(gw *w, const char *key, uint32_t v);
 void gw_u64(gw *w, const char *key, uint64_t v);
