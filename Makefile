@@ -174,7 +174,7 @@ $(FUZZ): %: %.o $(if $(FUZZ_LINK),,$B/tests/fuzz/standalone.o) $(SUPPORT_OBJ) $(
 	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) $(FUZZ_LINK) -o $@ $(filter %.o,$^) $(STATIC) \
 	    $(CMOCKA) $(ALL_LDLIBS)
 
-.PHONY: fuzz-programs print-fuzz fuzz fuzz-coverage sanitize
+.PHONY: fuzz-programs print-fuzz fuzz fuzz-coverage sanitize mutants print-tests
 fuzz-programs: $(FUZZ)
 print-fuzz:
 	@echo $(FUZZ)
@@ -202,6 +202,8 @@ bench-peers: $(BENCH) ## beside llama.cpp, in turns (installs its Python package
 # Other configurations of the same build: the scripts call make again with other flags.
 sanitize: ## the tests under address, undefined-behaviour and thread sanitizers
 	@sh tests/tools/sanitize.sh
+mutants: ## plant faults in a copy, one at a time; the tests must catch each
+	@sh tests/tools/need.sh fetch && python3 tests/mutants/run.py $(FAULTS)
 print-tests:
 	@echo $(TESTS)
 
