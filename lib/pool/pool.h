@@ -32,7 +32,7 @@ typedef struct kvp__block {
     uint32_t node;  /* the prefix node whose tokens it holds; KVP__NONE: unpublished */
     uint32_t prev, next; /* of the free or the limbo list of its group */
     uint32_t pins;  /* group 0 only: sequences that pin it */
-    uint32_t mark;  /* scratch of the checker */
+    uint32_t mark, marks; /* scratch of the checker: holders; pins and, times 65536, holds */
     uint16_t holds; /* of `ref`: copies to be made from it, which do not mind if it is written to,
                        because a step makes its copies before it stores anything */
     uint8_t state;
@@ -131,9 +131,9 @@ static inline uint32_t kvp__pool_used(const kvp__pool *p, uint32_t g)
     return p->n_blocks - KVP__PEEK(p->groups[g].n_free) - KVP__PEEK(p->groups[g].n_idle);
 }
 
-/* The checker: begin zeroes the marks, the caller adds 1 to `mark` for each holder it knows, end
- * compares them with what the records, the lists and the counts say. INTERNAL with the first
- * contradiction. O(blocks). */
+/* The checker: begin zeroes the marks, the caller adds 1 to `mark` for each holder it knows (and to
+ * `marks` for each pin and hold), end compares them with what the records, the lists and the counts
+ * say. INTERNAL with the first contradiction. O(blocks). */
 void kvp__pool_check_begin(kvp__pool *p);
 kvp_status kvp__pool_check_end(kvp__pool *p, kvp_error *err);
 

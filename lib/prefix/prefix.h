@@ -27,6 +27,7 @@
 
 #define KVP__PREFIX_CANDIDATES 8u /* nodes compared for a partial block, newest first */
 #define KVP__ROOT_BUCKETS 256u
+#define KVP__ROOT_BYTES 512u       /* of salt, and of extra content, at most */
 
 typedef struct kvp__prefix kvp__prefix;
 
@@ -40,15 +41,18 @@ typedef struct kvp__node {
     uint32_t idle_prev, idle_next;   /* the policy's */
     uint16_t n;             /* tokens; 0: this node does not exist */
     uint16_t held;          /* groups in which its block has a holder; 0: idle */
-    uint32_t pad[3];
+    uint32_t mark[2];       /* scratch of the checker */
+    uint32_t pad;
 } kvp__node;
 
 typedef struct kvp__root {
     kvp__hash128 hash;
-    uint32_t refs;          /* sequences, and nodes right under it; 0: to be reused */
-    uint32_t next;          /* bucket */
+    uint32_t refs;          /* sequences, and nodes right under it; 0: may be reused */
+    uint32_t next;          /* bucket, or list of spare slots */
     uint32_t salt_bytes, extra_bytes;
-    uint8_t *bytes;         /* salt, then extra; NULL if both are empty */
+    uint8_t *bytes;         /* salt, then extra; NULL if both are empty, or the slot is spare */
+    uint32_t in_use;        /* 0: a spare slot */
+    uint32_t mark;          /* scratch of the checker */
 } kvp__root;
 
 /* Who goes first. on_idle: nobody holds the node any more; on_use: somebody does again, or it is
@@ -83,7 +87,7 @@ struct kvp__prefix {
     uint32_t mask;
     uint32_t idle_head, idle_tail; /* the LRU policy's list, oldest first */
     kvp__root *roots;
-    uint32_t n_roots, cap_roots;
+    uint32_t n_roots, cap_roots, spare_root;
     uint32_t root_heads[KVP__ROOT_BUCKETS];
     uint64_t n_nodes;
     uint64_t visits;             /* node records looked at in chains: what work costs, for tests */
@@ -94,8 +98,9 @@ kvp_status kvp__prefix_init(kvp__prefix *x, kvp__pool *pool, const kvp__prefix_o
                             kvp_error *err);
 void kvp__prefix_fini(kvp__prefix *x);
 
-/* The root for this salt and extra content (0 bytes: none), with one reference more. Only this call
- * allocates. NO_MEMORY; *out untouched. */
+/* The root for this salt and extra content (0 bytes: none), with one reference more. Roots without
+ * references stay until their slot is wanted, so that giving one up frees nothing in a step.
+ * INVALID_ARG (above KVP__ROOT_BYTES), NO_MEMORY; *out untouched. */
 kvp_status kvp__prefix_root_intern(kvp__prefix *x, const void *salt, uint32_t salt_bytes,
                                    const void *extra, uint32_t extra_bytes, uint32_t *out,
                                    kvp_error *err);
@@ -160,8 +165,10 @@ static inline uint32_t kvp__prefix_block(const kvp__prefix *x, uint32_t node, ui
 /* Forgets every node. BUSY, and nothing is forgotten, while any block is used. */
 kvp_status kvp__prefix_reset(kvp__prefix *x, kvp_error *err);
 
-/* Tree, indexes, idle order and the links to the pool's records. INTERNAL with the first
- * contradiction. O(blocks); `hash` of full nodes is computed anew. */
-kvp_status kvp__prefix_check(kvp__prefix *x, kvp_error *err);
+/* The checker: begin zeroes the roots' marks, the caller adds 1 for each sequence under a root, end
+ * recounts tree, roots, indexes, hashes, idle order and the links to the pool's records. INTERNAL
+ * with the first contradiction. O(blocks). */
+void kvp__prefix_check_begin(kvp__prefix *x);
+kvp_status kvp__prefix_check_end(kvp__prefix *x, kvp_error *err);
 
 #endif

@@ -77,7 +77,8 @@ struct kvp__seq {
     uint32_t copy_kind;        /* KVP__COPY_WRITE: of a block it shared; TAIL: of a partial hit */
     uint32_t copy_block;       /* index in the tables */
     uint32_t copy_tokens;
-    uint32_t found;            /* tokens an attach found that no commit has counted yet */
+    uint32_t found_from;       /* an attach found [found_from, computed), and no commit has counted
+                                  it yet; KVP__NONE */
     uint32_t copy_src[KVP__MAX_GROUPS];
 };
 
@@ -121,10 +122,10 @@ uint32_t kvp__seq_releasable(const kvp__seq *s);
 
 /* Shares what `hit` (a lookup of this sequence's tokens just now) has beyond `computed`: whole
  * blocks by reference, the tail into a fresh block by a copy. Refused with NO_BLOCKS, and nothing
- * changed, unless after that `room` blocks were still available, the one for the tail counted among
- * them (so: room = blocks the sequence still needs + what is promised to others + watermark).
- * Needs all its blocks published (n_published = n_blocks), as after a release; otherwise, and where
- * the hit gives nothing new, only the check for room is done. NO_BLOCKS, NO_MEMORY. */
+ * changed, unless `room` blocks are available once the whole blocks are shared; so
+ * room = ceil(length / block_tokens) - hit->full + what is promised to others + watermark. The tail
+ * is left out if its source, held until the copy is made, would take the last of that room. No
+ * reservation is planned. NO_BLOCKS, NO_MEMORY. */
 kvp_status kvp__seq_attach(kvp__seq *s, const kvp__hit *hit, uint32_t room, kvp_error *err);
 
 /* Blocks that reserve(rows) would take now, a copy-on-write included. O(1). */
