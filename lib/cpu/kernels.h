@@ -71,11 +71,87 @@ typedef struct kvp__span {
 typedef void kvp__matmul_fn(const kvp__mat *w, const kvp__act *x, kvp__span rows, kvp__span panels,
                             float *y, size_t y_row, bool add);
 
+/* --- attention (docs/kernels/attention.md) -----------------------------------------------------
+ *
+ * Keys are cut at absolute positions into segments of 256, a segment into 16 tiles of 16 keys. A
+ * row's scores have keys across lanes, its values the head's dimension; a segment's result is
+ * complete in itself, and a row merges its segments from left to right.
+ */
+#define KVP__SEGMENT 256u
+#define KVP__SEGMENT_TILES (KVP__SEGMENT / KVP__TILE)
+
+/* Up to some rows (query heads of tokens) against one segment of one KV head. */
+typedef struct kvp__segment {
+    uint32_t k_format, v_format; /* KVP_KV_... */
+    uint32_t key_dim, value_dim;
+    uint32_t v_row;              /* elements from a value to the next: a multiple of 16 */
+    uint32_t n_rows;
+    float softcap;               /* 0: none */
+    const void *k[KVP__SEGMENT_TILES]; /* [key_dim][16]; only tiles that some row sees are read */
+    const void *v[KVP__SEGMENT_TILES]; /* [16][v_row] */
+    const float *q;              /* [n_rows], q_row apart, the scale already in */
+    size_t q_row;
+    const uint16_t *lo, *hi;     /* row r sees the keys lo[r] to hi[r] - 1; neither falls from row to
+                                    row; lo[r] >= hi[r]: sees none */
+    float *p;                    /* scratch: [n_rows][256] */
+    float *max, *sum;            /* out: [n_rows]; sum 0: the row saw nothing */
+    float *out;                  /* out: [n_rows], out_row apart, value_dim rounded up to 16 long */
+    size_t out_row;
+} kvp__segment;
+
+/* max, sum and sum of exp(score - max) * value of each row over the keys it sees. What is stored
+ * at keys that a row does not see has no influence on it, whatever it is. */
+typedef void kvp__attend_fn(const kvp__segment *s);
+
+/* A row's state: of the segments so far. Starts with sum 0. */
+typedef struct kvp__row_state {
+    float max, sum;
+} kvp__row_state;
+
+/* Adds the next segment's result to a row's state and accumulator of `dim` floats (a multiple of
+ * 16). A segment that saw nothing changes no bit. */
+typedef void kvp__merge_fn(kvp__row_state *state, float *acc, float max, float sum,
+                           const float *segment, uint32_t dim);
+
+/* n floats into the KV format: nearest, ties to even; F16 stays finite. */
+typedef void kvp__to_kv_fn(uint32_t format, const float *x, uint32_t n, void *out);
+
+/* --- what one row needs ------------------------------------------------------------------------
+ *
+ * `n` is any length; sums run in 16 lanes by index modulo 16 and are added by the fixed tree.
+ */
+
+/* out = x * (1 / sqrt(mean(x^2) + eps)) * weight; out may be x. */
+typedef void kvp__rms_norm_fn(const float *x, const float *weight, uint32_t n, float eps,
+                              float *out);
+
+/* Rotates the first `dim` elements of `n` heads, `stride` apart: an element becomes
+ * x[i] * cos[i] + x[partner] * sin[i], partner i ^ 1 (pairs) or dim / 2 away (halves). */
+typedef void kvp__rotate_fn(float *x, uint32_t n, size_t stride, kvp__rope_kind kind, uint32_t dim,
+                            const float *cosine, const float *sine);
+
+/* gate = activation(gate) * up */
+typedef void kvp__activate_fn(kvp__activation kind, float *gate, const float *up, uint32_t n);
+
+/* x = x + y */
+typedef void kvp__accumulate_fn(float *x, const float *y, uint32_t n);
+
+/* x = cap * tanh(x / cap) */
+typedef void kvp__softcap_fn(float *x, uint32_t n, float cap);
+
 /* --- the tables --- */
 
 #define KVP__KERNEL_LIST(X)                                                                        \
     X(quantize)                                                                                    \
-    X(matmul)
+    X(matmul)                                                                                      \
+    X(attend)                                                                                      \
+    X(merge)                                                                                       \
+    X(to_kv)                                                                                       \
+    X(rms_norm)                                                                                    \
+    X(rotate)                                                                                      \
+    X(activate)                                                                                    \
+    X(accumulate)                                                                                  \
+    X(softcap)
 
 typedef struct kvp__kernels {
     uint32_t level; /* KVP_CPU_..., or KVP__CPU_NEON_DOT */
