@@ -109,7 +109,6 @@ def main():
         faults = [f for f in faults if any(part in f.name for part in sys.argv[1:])]
     copy_tree()
     os.environ.setdefault("KVPAGE_TESTS", os.path.join(TREE, "tests"))
-    os.environ["KVPAGE_MUTANT"] = "1"
     built = make("print-tests").stdout.split()
     used = sorted({p for f in faults for p in programs_of(f.tests, built)})
     print(f"building {len(used)} test programs", flush=True)
