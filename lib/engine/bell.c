@@ -58,13 +58,8 @@ kvp_status kvp__bell_fd(kvp__bell *b, int32_t *out, kvp_error *err)
     return KVP_OK;
 }
 
-kvp_status kvp__bell_wait(kvp__bell *b, int32_t timeout_ms, kvp_error *err)
+kvp_status kvp__bell_wait(int32_t fd, int32_t timeout_ms)
 {
-    int32_t fd;
-    kvp_status s = kvp__bell_fd(b, &fd, err);
-    if (s != KVP_OK) return s;
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    if (poll(&p, 1, timeout_ms) < 0 && errno != EINTR)
-        return kvp__fail(err, KVP_ERR_SYSTEM, "the system refused to poll");
-    return KVP_OK;
+    return poll(&p, 1, timeout_ms) < 0 && errno != EINTR ? KVP_ERR_SYSTEM : KVP_OK;
 }

@@ -28,7 +28,8 @@ void kvp__bell_ring(kvp__bell *b);
 void kvp__bell_quiet(kvp__bell *b);
 /* Makes the descriptor at the first call. SYSTEM. */
 kvp_status kvp__bell_fd(kvp__bell *b, int32_t *fd, kvp_error *err);
-/* Sleeps until it rings, a signal comes or the time is over (-1: no limit). SYSTEM. */
-kvp_status kvp__bell_wait(kvp__bell *b, int32_t timeout_ms, kvp_error *err);
+/* Sleeps until the bell behind the descriptor rings, a signal comes or the time is over (-1: no
+ * limit). SYSTEM. */
+kvp_status kvp__bell_wait(int32_t fd, int32_t timeout_ms);
 
 #endif

@@ -75,7 +75,7 @@ struct kvp__sequence {
     bool logits_pending;
     bool ring_full;             /* paused for that; lifted when the host takes events */
     bool host_paused;           /* paused by kvp_seq_pause */
-    bool doomed;                /* destroyed while its logits are being written */
+    bool in_flight;             /* the step in flight has rows of it */
     uint64_t generated;         /* since the add, like the times below */
     uint64_t added_ns, first_row_ns, first_token_ns;
     kvp_usage usage;            /* of the last ending */
@@ -126,7 +126,6 @@ struct kvp__loop {
     kvp__runner *runner;
     kvp__team *team;             /* NULL: inline */
     kvp__crew *crew;             /* the host's team, if it gave one */
-    bool shared_team;
     kvp__bell bell;
     kvp__ring_queue events;      /* sequences with events, in turn */
     uint64_t inline_budget_ns;
@@ -141,6 +140,8 @@ struct kvp__loop {
     uint32_t *row_sequence;      /* [max_rows] */
     uint32_t *outputs;           /* [max_sequences] */
     kvp__work_seq *seqs;         /* [max_sequences] */
+    kvp__sequence **riders;      /* [n_riders]: whose rows are in flight, doomed ones too */
+    uint32_t n_riders;
     kvp__pending *pending;       /* [max_sequences] */
     uint32_t *tables;            /* [groups][max_sequences][table_stride], mapped */
     size_t tables_bytes;
@@ -151,12 +152,13 @@ struct kvp__loop {
     uint8_t *layers_done;        /* [n_layers], own model only */
     uint64_t launched_ns;
 
+    char *piece;                 /* a token's bytes, and behind them what a stream lets go */
+    size_t piece_bytes;          /* of the first half */
+
     kvp_status fatal;            /* KVP_OK: none */
-    bool stalled;
-    uint64_t deadline;
+    kvp_error fatal_error;
+    uint64_t deadline;           /* as kvp_batch_deadline */
     kvp__sequence *doomed;       /* destroyed while in flight; freed when it is over */
-    kvp_event event;             /* storage of what kvp_next_event points to */
-    kvp__event_slot event_slot;
 
     /* counters, read by any thread */
     _Atomic uint64_t steps, rows_generated, endings, step_ns, plan_ns;
@@ -226,17 +228,27 @@ kvp_status kvp__loop_add(kvp__loop *l, kvp__sequence *s, kvp_error *err);
 kvp_status kvp__loop_remove(kvp__loop *l, kvp__sequence *s, kvp_error *err);
 kvp_status kvp__loop_pause(kvp__sequence *s, bool pause, kvp_error *err);
 void kvp__loop_get_stats(const kvp__loop *l, kvp_batch_stats *out);
-kvp_status kvp__loop_wait(kvp__loop *l, int32_t timeout_ms, kvp_error *err);
+/* What a wait waits for: the bell, and no longer than the deadline. The wait itself is outside the
+ * domain, so that others can cancel and destroy meanwhile. */
+kvp_status kvp__loop_wait_for(kvp__loop *l, int32_t *timeout_ms, int32_t *fd, kvp_error *err);
 int32_t kvp__loop_timeout_ms(const kvp__loop *l);
 
 /* --- step.c --- */
 
-kvp_status kvp__loop_step(kvp__loop *l);
+kvp_status kvp__loop_step(kvp__loop *l, kvp_error *err);
 /* Ends the step in flight without its results, waiting for chunks that have begun. */
 void kvp__loop_drop_flight(kvp__loop *l);
-/* What a wanted row comes to: `sampled` NULL: the host is asked. */
-void kvp__loop_decide(kvp__loop *l, kvp__sequence *s, kvp_status status,
-                      const kvp__sampled *sampled, const kvp_error *why);
+/* Fills the arrays of a step and raises the riders' flags; what launch and the view work from. */
+void kvp__loop_prepare(kvp__loop *l, const kvp__sched_step *step);
+/* The step in flight is over: its KV counts, and its results become tokens and events. `chosen`: a
+ * host's token per output, -1 for none; NULL: what the device has found. */
+void kvp__loop_take_in(kvp__loop *l, const int32_t *chosen);
+/* Lowers the flags and frees what was destroyed meanwhile. */
+void kvp__loop_land(kvp__loop *l);
+/* Tells sequences that grew past the pool, and keeps the peak of used blocks. */
+void kvp__loop_note_plan(kvp__loop *l, const kvp__sched_step *step);
+/* What a wanted row comes to: a token, or (NULL) the host is asked for one. */
+void kvp__loop_decide(kvp__loop *l, kvp__sequence *s, const kvp__sampled *sampled);
 
 /* --- events.c --- */
 

@@ -88,7 +88,7 @@ static kvp_status take_logits_row(kvp__sequence *s, const kvp__settings *setting
 kvp_status kvp__sequence_set_sampling(kvp__sequence *s, const kvp_sampling *in, kvp_error *err)
 {
     kvp_sampling o;
-    kvp__settings *t;
+    kvp__settings *t = NULL;
     kvp_status st = sampling_in(&o, s->cache, in, err);
     if (st == KVP_OK) st = settings_make(&t, s->cache, &o, err);
     if (st != KVP_OK) return st;
@@ -331,9 +331,8 @@ void kvp__sequence_destroy(kvp__sequence *s)
 {
     kvp__cache *c = s->cache;
     kvp__loop *l = c->loop;
-    bool in_flight = l && l->flight == KVP__FLIGHT_DEVICE && s->entry.planned;
     if (s->entry.in_batch) kvp__sched_remove(&l->sched, &s->entry);
-    kvp__sched_entry_drop(&s->entry);
+    kvp__sched_entry_fini(&s->entry);
     if (l) kvp__ring_purge(&s->ring, &l->events);
     if (s->prev)
         s->prev->next = s->next;
@@ -341,10 +340,9 @@ void kvp__sequence_destroy(kvp__sequence *s)
         c->sequences = s->next;
     if (s->next) s->next->prev = s->prev;
     atomic_fetch_sub_explicit(&c->n_sequences, 1, memory_order_relaxed);
-    if (in_flight) {
+    if (s->in_flight) {
         /* Its logits may be written until the step is over; its blocks are the fence's. */
         kvp__seq_fini(&s->seq);
-        s->doomed = true;
         s->next = l->doomed;
         l->doomed = s;
     } else {
@@ -373,15 +371,15 @@ uint64_t kvp__sequence_max_length(const kvp__sequence *s)
 static kvp_status check_append(const kvp__sequence *s, size_t count, kvp_error *err)
 {
     const kvp__sched_entry *e = &s->entry;
-    bool deciding = e->planned && e->seq->reserved == e->seq->length;
-    if (e->in_batch && !e->host && ((e->generating && !e->paused) || (e->generating && deciding)))
+    bool deciding = s->in_flight && e->seq->reserved == e->seq->length;
+    if (e->in_batch && !e->host && e->generating && (!e->paused || deciding))
         return kvp__fail(err, KVP_ERR_STATE, "the sequence is generating: pause it first");
     if (count > s->context - s->seq.length)
         return kvp__fail_need(err, KVP_ERR_CAPACITY, s->seq.length + count, s->context,
                               "%zu tokens more than %u are beyond the context of %llu", count,
                               (unsigned)s->seq.length, (unsigned long long)s->context);
     if (!e->in_batch) return KVP_OK;
-    return kvp__sched_fits(&s->cache->loop->sched, s->seq.length + count, err);
+    return kvp__sched_fits(&s->cache->pool, s->seq.length + count, err);
 }
 
 kvp_status kvp__sequence_append(kvp__sequence *s, const int32_t *tokens, size_t count,
@@ -492,11 +490,9 @@ kvp_status kvp__sequence_truncate(kvp__sequence *s, uint64_t length, kvp_error *
     if (st != KVP_OK) return st;
     s->logits_pending = false;
     kvp__textstream_init(&s->stream);
-    if (s->entry.in_batch)
-        kvp__sched_truncated(&s->cache->loop->sched, &s->entry);
-    else
-        kvp__sched_pinned(&s->entry, &s->cache->holders);
-    if (s->cache->loop) kvp__bell_ring(&s->cache->loop->bell);
+    kvp__loop *l = s->cache->loop;
+    kvp__sched_truncated(l ? &l->sched : NULL, &s->entry);
+    if (l) kvp__bell_ring(&l->bell);
     return KVP_OK;
 }
 
@@ -507,7 +503,7 @@ kvp_status kvp__sequence_pin(kvp__sequence *s, uint64_t length, kvp_error *err)
                          (unsigned long long)length, (unsigned)s->seq.length);
     kvp_status st = kvp__seq_pin(&s->seq, (uint32_t)length, err);
     if (st != KVP_OK) return st;
-    kvp__sched_pinned(&s->entry, &s->cache->holders);
+    kvp__sched_pinned(&s->entry);
     if (s->cache->loop) kvp__bell_ring(&s->cache->loop->bell);
     return KVP_OK;
 }
