@@ -58,7 +58,7 @@ uint32_t kvp__team_threads(const kvp__team *t);
 uint32_t kvp__cores(void); /* that this process may use */
 
 /* Scratch every chunk may count on, whoever runs it. */
-#define KVP__SCRATCH_BYTES (512u << 10)
+#define KVP__SCRATCH_BYTES (768u << 10)
 
 void kvp__program_init(kvp__program *p, const kvp__phase *phases, uint32_t n_phases,
                        void (*done)(void *), void *user);
