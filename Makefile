@@ -128,7 +128,7 @@ $(EXAMPLES): %: %.o $(STATIC)
 
 # Each tests/<place>/test_*.c is a program; the other files of its folder and tests/support are
 # linked to it. Internals are reachable: the static library hides nothing.
-TEST_DIRS := $(sort $(patsubst %/,%,$(wildcard tests/unit/*/ tests/api/ tests/loop/ tests/oom/)))
+TEST_DIRS := $(sort $(patsubst %/,%,$(wildcard tests/unit/*/ tests/api/ tests/loop/ tests/cli/ tests/oom/)))
 TEST_SRC := $(sort $(foreach d,$(TEST_DIRS),$(wildcard $d/test_*.c)))
 TESTS := $(TEST_SRC:%.c=$B/%)
 SUPPORT_SRC := $(sort $(wildcard tests/support/*.c))
