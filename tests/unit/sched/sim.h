@@ -56,6 +56,7 @@ typedef struct sim {
     uint64_t random;
     uint64_t steps;
     uint64_t allocations;  /* through the hooks */
+    bool forked;           /* forks share token buffers: an append may have to copy one */
     bool stalled;          /* by the last step */
     bool abort_next;       /* the next step is aborted instead of committed */
     void (*in_flight)(struct sim *s); /* what the host does while a step runs; may be NULL */
