@@ -32,7 +32,8 @@
  *     vi_add vi_sub vi_mul vi_and vi_or vi_xor vi_max vi_min
  *     vi_shl vi_shr vi_sar(v, n)               logical and arithmetic, n the same for all lanes
  *     vi_load_u16 vi_store_u16                 16 x 16 bits, zero-extended; the low halves
- *     vi_load_u8 vi_load_s8                    16 bytes
+ *     vi_load_u8 vi_load_s8 vi_store_s8        16 bytes; values from -128 to 127
+ *     vi_sum                                   of 16, which must fit
  *     vi_madd16(acc, a, b)                     acc + a.lo * b.lo + a.hi * b.hi, int16 halves
  *     vb_load vb_set1 vb_and vb_or vb_shl vb_shr   bytes; a shift's bits may cross inside 16 bits,
  *                                              so a mask has to follow

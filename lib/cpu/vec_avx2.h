@@ -233,6 +233,21 @@ KVP__INLINE vi vi_load_s8(const int8_t *p)
     return (vi){_mm256_cvtepi8_epi32(t), _mm256_cvtepi8_epi32(_mm_srli_si128(t, 8))};
 }
 
+KVP__INLINE void vi_store_s8(int8_t *p, vi a)
+{
+    __m256i t = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.a, a.b), 0xd8);
+    __m128i b = _mm_packs_epi16(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
+    _mm_storeu_si128((__m128i *)(void *)p, b);
+}
+
+KVP__INLINE int32_t vi_sum(vi a)
+{
+    __m256i e = _mm256_add_epi32(a.a, a.b);
+    __m128i q = _mm_add_epi32(_mm256_castsi256_si128(e), _mm256_extracti128_si256(e, 1));
+    q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+
 KVP__INLINE vi vi_madd16(vi acc, vi a, vi b)
 {
     return (vi){_mm256_add_epi32(acc.a, _mm256_madd_epi16(a.a, b.a)),

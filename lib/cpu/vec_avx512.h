@@ -149,6 +149,13 @@ KVP__INLINE vi vi_load_s8(const int8_t *p)
     return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 
+KVP__INLINE void vi_store_s8(int8_t *p, vi a)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(a));
+}
+
+KVP__INLINE int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+
 KVP__INLINE vi vi_madd16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a, b); }
 
 /* --- bytes --- */
@@ -165,7 +172,7 @@ KVP__INLINE vi vb_vi(vb a) { return a; }
 
 typedef __m512i vd;
 
-#define VD_STEPS(bits) 8
+#define VD_STEPS(bits) ((void)(bits), 8)
 #define VD_STEPS_S8 8
 #define VD_S8_EXCESS 128
 

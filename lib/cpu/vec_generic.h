@@ -290,6 +290,18 @@ KVP__INLINE vi vi_load_s8(const int8_t *p)
     return r;
 }
 
+KVP__INLINE void vi_store_s8(int8_t *p, vi a)
+{
+    EACH p[k] = (int8_t)a.i[k];
+}
+
+KVP__INLINE int32_t vi_sum(vi a)
+{
+    int32_t s = 0;
+    EACH s += a.i[k];
+    return s;
+}
+
 KVP__INLINE vi vi_madd16(vi acc, vi a, vi b)
 {
     EACH acc.i[k] += (int16_t)a.i[k] * (int16_t)b.i[k] + (a.i[k] >> 16) * (b.i[k] >> 16);
@@ -351,7 +363,7 @@ KVP__INLINE vi vb_vi(vb a)
 
 typedef vi vd;
 
-#define VD_STEPS(bits) 8
+#define VD_STEPS(bits) ((void)(bits), 8)
 #define VD_STEPS_S8 8
 #define VD_S8_EXCESS 0
 

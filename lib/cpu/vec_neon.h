@@ -169,6 +169,18 @@ KVP__INLINE vi vi_load_s8(const int8_t *p)
     QUAD(vi, vmovl_s16(k & 1 ? vget_high_s16(h[k / 2]) : vget_low_s16(h[k / 2])));
 }
 
+KVP__INLINE void vi_store_s8(int8_t *p, vi a)
+{
+    int16x8_t low = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1]));
+    int16x8_t high = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
+    vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+}
+
+KVP__INLINE int32_t vi_sum(vi a)
+{
+    return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
+}
+
 KVP__INLINE vi vi_madd16(vi acc, vi a, vi b)
 {
     vi t = vi_mul(vi_sar(a, 16), vi_sar(b, 16));
@@ -190,7 +202,7 @@ KVP__INLINE vi vb_vi(vb a) { QUAD(vi, vreinterpretq_s32_u8(a.v[k])); }
 
 typedef vi vd;
 
-#define VD_STEPS(bits) 8
+#define VD_STEPS(bits) ((void)(bits), 8)
 #define VD_STEPS_S8 8
 #define VD_S8_EXCESS 0
 

@@ -1,0 +1,427 @@
+/*
+ * Matrix products: y = W x for one row or many, from packed panels (panel.h).
+ *
+ * A tile is 16 outputs (the lanes) times a few rows. Along the input, block after block, 8-bit
+ * products are summed exactly in integers, then enter the result by one fused multiply-add:
+ *
+ *     y += float(sum of w q) * (weight scale * activation scale)
+ *     y += minimum * (activation scale * sum of q)                    types with a minimum
+ *
+ * Offsets of unsigned quants are taken off in integers, by the activations' sums. Types with a scale
+ * per 16 inputs multiply the two half sums by their small integer scales, exactly, before the one
+ * conversion: at most 2 * 128 * 16 * 32 * 127 < 2^24. So the order is the same for one row as for
+ * five hundred, and the rows in a call do not show in its bits.
+ *
+ * With 32-bit activations, y += w x input by input, weights expanded in registers: the only way for
+ * F32, F16 and BF16 weights, and for quantised ones the way without 8-bit activations.
+ *
+ * Bytes and operations: each weight is read once per call for few rows, and once per ROW_BYTES of
+ * activations for many; 2 operations per weight and row.
+ */
+#include "cpu/panel.h"
+#include "cpu/vec.h"
+
+
+/*
+ * Rows that tiles have, largest first: what the level's registers hold, for 8-bit and for 32-bit
+ * activations. Plain C has no registers to fill, and is kept small.
+ */
+#if KVP__LEVEL == KVP_CPU_AVX512
+#define SIZES(X, type) X(type, 12) X(type, 8) X(type, 4) X(type, 2) X(type, 1)
+#define FLOAT_SIZES(X, type) X(type, 8) X(type, 4) X(type, 1)
+static const uint32_t sizes[] = {12, 8, 4, 2, 1}, float_sizes[] = {8, 4, 1};
+enum { TILE_ROWS = 12 };
+#elif KVP__LEVEL == KVP_CPU_GENERIC
+#define SIZES(X, type) X(type, 1)
+#define FLOAT_SIZES(X, type) X(type, 1)
+static const uint32_t sizes[] = {1}, float_sizes[] = {1};
+enum { TILE_ROWS = 4 };
+#define UNROLL
+#else
+#define SIZES(X, type) X(type, 4) X(type, 2) X(type, 1)
+#define FLOAT_SIZES(X, type) X(type, 4) X(type, 1)
+static const uint32_t sizes[] = {4, 2, 1}, float_sizes[] = {4, 1};
+enum { TILE_ROWS = 4 };
+#endif
+
+#ifndef UNROLL
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+#define ONCE _Pragma("GCC unroll 1")
+
+/* Activations that are gone through for each panel: they should stay in the second cache. */
+enum { ROW_BYTES = 192 << 10, AHEAD = 4096 };
+
+/* --- reading panels --- */
+
+/* Group c of a block's quants. */
+KVP__INLINE vb quants(uint32_t type, const uint8_t *planes, uint32_t c)
+{
+    kvp__panel p = kvp__panel_of(type);
+    const uint8_t *high = planes + kvp__panel_low_bytes(p);
+    vb v;
+    if (p.low_bits == 8) return vb_load(planes + 64 * c);
+    if (p.low_bits == 4) {
+        v = vb_load(planes + 64 * (c % 4));
+        v = vb_and(c < 4 ? v : vb_shr(v, 4), vb_set1(15));
+    } else {
+        v = vb_load(planes + 64 * (c / 4));
+        v = vb_and(c % 4 ? vb_shr(v, 2 * (c % 4)) : v, vb_set1(3));
+    }
+    if (p.high_bits) {
+        uint32_t from = p.high_bits == 2 ? 2 * (c % 4) : c;
+        vb h = vb_load(p.high_bits == 2 ? high + 64 * (c / 4) : high);
+        if (from < p.low_bits) h = vb_shl(h, p.low_bits - from);
+        if (from > p.low_bits) h = vb_shr(h, from - p.low_bits);
+        v = vb_or(v, vb_and(h, vb_set1((uint8_t)(((1u << p.high_bits) - 1u) << p.low_bits))));
+    }
+    return v;
+}
+
+/* What a block's sums are multiplied by. */
+typedef struct scales {
+    vf scale, minimum;  /* minimum as it is added; with `halves`, of its integer minima */
+    vi half[2];         /* integer scales of the halves, each twice as two int16 */
+    vi offset_pair;     /* int16 pairs: what the half sums of the activations are multiplied by */
+    vi minimum_pair;    /* the integer minima of the halves */
+} scales;
+
+/* The members of block s's six-bit pairs. */
+KVP__INLINE vi pair_first(const uint8_t *pairs, uint32_t s)
+{
+    vi low = vi_and(vi_shr(vb_vi(vb_load(pairs)), (int)(4 * s)), vi_set1(15));
+    vi high = vi_and(vi_shr(vb_vi(vb_load(pairs + 128)), (int)(2 * s)), vi_set1(3));
+    return vi_or(low, vi_shl(high, 4));
+}
+
+KVP__INLINE vi pair_second(const uint8_t *pairs, uint32_t s)
+{
+    vi low = vi_and(vi_shr(vb_vi(vb_load(pairs + 64)), (int)(4 * s)), vi_set1(15));
+    vi high = vi_and(vi_shr(vb_vi(vb_load(pairs + 128)), (int)(16 + 2 * s)), vi_set1(3));
+    return vi_or(low, vi_shl(high, 4));
+}
+
+KVP__INLINE vi pack_pair(vi a, vi b)
+{
+    return vi_or(vi_and(a, vi_set1(0xffff)), vi_shl(b, 16));
+}
+
+KVP__INLINE vf halves_at(const uint8_t *p) { return vf_load_f16((const uint16_t *)(const void *)p); }
+
+KVP__INLINE scales read_scales(uint32_t type, const uint8_t *super, const uint8_t *block, uint32_t s)
+{
+    kvp__panel p = kvp__panel_of(type);
+    const uint8_t *pairs = super + p.super_head - KVP__PAIRS_BYTES;
+    scales r;
+    r.scale = halves_at(super);
+    r.minimum = p.minimum ? halves_at(super + 32) : vf_zero();
+    r.half[0] = r.half[1] = r.offset_pair = r.minimum_pair = vi_zero();
+    if (type == KVP__Q4_K || type == KVP__Q5_K) {
+        r.scale = vf_mul(r.scale, vi_to_vf(pair_first(pairs, s)));
+        r.minimum = vf_neg(vf_mul(r.minimum, vi_to_vf(pair_second(pairs, s))));
+    }
+    if (!p.halves) {
+        int32_t off = type == KVP__Q8_0 ? VD_S8_EXCESS : p.offset;
+        r.offset_pair = vi_set1((int32_t)((uint32_t)(-off & 0xffff) * 0x10001u));
+        return r;
+    }
+    vi a, b;
+    if (type == KVP__Q2_K) {
+        vi ta = vi_load_u8(block), tb = vi_load_u8(block + KVP__LANES);
+        a = vi_and(ta, vi_set1(15));
+        b = vi_and(tb, vi_set1(15));
+        r.minimum_pair = pack_pair(vi_shr(ta, 4), vi_shr(tb, 4));
+        r.minimum = vf_neg(r.minimum);
+    } else if (type == KVP__Q3_K) {
+        a = vi_sub(pair_first(pairs, s), vi_set1(32));
+        b = vi_sub(pair_second(pairs, s), vi_set1(32));
+    } else {
+        a = vi_load_s8((const int8_t *)block);
+        b = vi_load_s8((const int8_t *)block + KVP__LANES);
+    }
+    r.half[0] = pack_pair(a, a);
+    r.half[1] = pack_pair(b, b);
+    if (p.offset) {
+        vi off = vi_set1(-p.offset);
+        r.offset_pair = pack_pair(vi_mul(a, off), vi_mul(b, off));
+    }
+    return r;
+}
+
+/* --- 8-bit activations --- */
+
+KVP__INLINE vi sums_of(const int16_t *p)
+{
+    int32_t t;
+    memcpy(&t, p, sizeof t);
+    return vi_set1(t);
+}
+
+KVP__INLINE vd step(uint32_t type, vd d, vb w, const int8_t *x)
+{
+    return type == KVP__Q8_0 ? vd_step_s8(d, w, x) : vd_step(d, w, x);
+}
+
+/* One block for T rows: sum[t] becomes the integer sum, offsets taken off. */
+KVP__INLINE void block_sums(uint32_t type, uint32_t T, const uint8_t *planes, const scales *k,
+                            const int8_t *q, size_t q_row, const int16_t *sums, size_t sums_row,
+                            vi *sum)
+{
+    kvp__panel p = kvp__panel_of(type);
+    const uint32_t bits = p.low_bits + p.high_bits;
+    const uint32_t steps = type == KVP__Q8_0 ? VD_STEPS_S8 : VD_STEPS(bits);
+    const uint32_t run = p.halves && steps > 4 ? 4 : steps;
+    const bool offset = type == KVP__Q8_0 ? VD_S8_EXCESS != 0 : p.offset != 0;
+    vd d[TILE_ROWS];
+    UNROLL for (uint32_t t = 0; t < T; t++)
+        sum[t] = offset ? vi_madd16(vi_zero(), k->offset_pair, sums_of(sums + t * sums_row))
+                        : vi_zero();
+    UNROLL for (uint32_t i = 0; i < 8; i += run) {
+        UNROLL for (uint32_t t = 0; t < T; t++) d[t] = vd_open(p.halves ? vi_zero() : sum[t]);
+        UNROLL for (uint32_t j = i; j < i + run; j++) {
+            /* Both halves of a unit one after the other: the sum is exact in any order. */
+            uint32_t c = p.low_bits == 4 && run == 8 ? j / 2 + j % 2 * 4 : j;
+            vb w = quants(type, planes, c);
+            UNROLL for (uint32_t t = 0; t < T; t++) d[t] = step(type, d[t], w, q + t * q_row + 4 * c);
+        }
+        UNROLL for (uint32_t t = 0; t < T; t++)
+            sum[t] = p.halves ? vd_close_scaled(sum[t], d[t], k->half[i / 4])
+                              : vd_close(sum[t], d[t]);
+    }
+}
+
+/* out[t][lane] for rows `row` to `row` + T. */
+KVP__INLINE void integer_tile(uint32_t type, uint32_t T, const uint8_t *panel, const kvp__act *x,
+                              uint32_t row, float *out)
+{
+    kvp__panel p = kvp__panel_of(type);
+    const int8_t *q = x->q + row * x->q_row;
+    const float *scale = x->scale + row * x->block_row;
+    const float *scaled_sum = x->scaled_sum + row * x->block_row;
+    const int16_t *sums = x->sums + 2 * row * x->block_row;
+    const size_t q_row = x->q_row, block_row = x->block_row;
+    const uint32_t supers = x->n_in / (32 * p.super);
+    vf y[TILE_ROWS];
+    UNROLL for (uint32_t t = 0; t < T; t++) y[t] = vf_zero();
+    ONCE for (uint32_t i = 0; i < supers; i++, panel += kvp__panel_super_bytes(p)) {
+        const uint8_t *block = panel + p.super_head;
+        ONCE for (uint32_t s = 0; s < p.super; s++, block += kvp__panel_block_bytes(p)) {
+            if (T <= 2)
+                UNROLL for (uint32_t b = 0; b < kvp__panel_block_bytes(p); b += 64)
+                    __builtin_prefetch(block + AHEAD + b);
+            scales k = read_scales(type, panel, block, s);
+            vi sum[TILE_ROWS];
+            block_sums(type, T, block + p.block_head, &k, q, q_row, sums, 2 * block_row, sum);
+            UNROLL for (uint32_t t = 0; t < T; t++) {
+                vf both = vf_mul(k.scale, vf_set1(scale[t * block_row]));
+                y[t] = vf_fma(vi_to_vf(sum[t]), both, y[t]);
+            }
+            if (p.minimum && p.halves)
+                UNROLL for (uint32_t t = 0; t < T; t++) {
+                    vi m = vi_madd16(vi_zero(), k.minimum_pair, sums_of(sums + 2 * t * block_row));
+                    vf both = vf_mul(k.minimum, vf_set1(scale[t * block_row]));
+                    y[t] = vf_fma(vi_to_vf(m), both, y[t]);
+                }
+            if (p.minimum && !p.halves)
+                UNROLL for (uint32_t t = 0; t < T; t++)
+                    y[t] = vf_fma(k.minimum, vf_set1(scaled_sum[t * block_row]), y[t]);
+            q += 32;
+            scale++;
+            scaled_sum++;
+            sums += 2;
+        }
+    }
+    UNROLL for (uint32_t t = 0; t < T; t++) vf_store(out + KVP__LANES * t, y[t]);
+}
+
+/* --- 32-bit activations --- */
+
+KVP__INLINE vf plain_weights(uint32_t type, const uint8_t *p)
+{
+    const uint16_t *h = (const uint16_t *)(const void *)p;
+    if (type == KVP__F32) return vf_load((const float *)(const void *)p);
+    return type == KVP__F16 ? vf_load_f16(h) : vf_load_bf16(h);
+}
+
+/* P panels, so that one row has enough independent sums: out[panel][t][lane]. */
+KVP__INLINE void plain_tile(uint32_t type, uint32_t T, uint32_t P, const uint8_t *panel,
+                            uint64_t panel_bytes, const kvp__act *x, uint32_t row, float *out)
+{
+    const uint32_t step_bytes = type == KVP__F32 ? 64 : 32;
+    const float *in = x->x + row * x->x_row;
+    vf y[TILE_ROWS];
+    UNROLL for (uint32_t t = 0; t < T * P; t++) y[t] = vf_zero();
+    ONCE for (uint32_t i = 0; i < x->n_in; i++, in++, panel += step_bytes)
+        UNROLL for (uint32_t n = 0; n < P; n++) {
+            const uint8_t *at = panel + n * panel_bytes;
+            if (T == 1) __builtin_prefetch(at + AHEAD);
+            vf w = plain_weights(type, at);
+            UNROLL for (uint32_t t = 0; t < T; t++)
+                y[n * T + t] = vf_fma(w, vf_set1(in[t * x->x_row]), y[n * T + t]);
+        }
+    UNROLL for (uint32_t t = 0; t < T * P; t++) vf_store(out + KVP__LANES * t, y[t]);
+}
+
+/* Quantised weights, expanded to what the file's format defines. */
+KVP__INLINE void expanded_tile(uint32_t type, uint32_t T, const uint8_t *panel, const kvp__act *x,
+                               uint32_t row, float *out)
+{
+    kvp__panel p = kvp__panel_of(type);
+    const float *in = x->x + row * x->x_row;
+    vf y[TILE_ROWS];
+    UNROLL for (uint32_t t = 0; t < T; t++) y[t] = vf_zero();
+    ONCE for (uint32_t b = 0; b < x->n_in / 32; b++, in += 32) {
+        const uint32_t s = b % p.super;
+        const uint8_t *super = panel + (size_t)(b / p.super) * kvp__panel_super_bytes(p);
+        const uint8_t *block = super + p.super_head + (size_t)s * kvp__panel_block_bytes(p);
+        scales k = read_scales(type, super, block, s);
+        UNROLL for (uint32_t h = 0; h < 2; h++) {
+            vf scale = k.scale, minimum = k.minimum;
+            if (p.halves) scale = vf_mul(scale, vi_to_vf(vi_sar(k.half[h], 16)));
+            if (p.halves && p.minimum) {
+                vi m = vi_shr(vi_shl(k.minimum_pair, h ? 0 : 16), 16);
+                minimum = vf_mul(minimum, vi_to_vf(m));
+            }
+            UNROLL for (uint32_t c = 4 * h; c < 4 * h + 4; c++) {
+                vi group = vb_vi(quants(type, block + p.block_head, c));
+                ONCE for (uint32_t i = 0; i < 4; i++) {
+                    vi v = vi_shl(group, (int)(24 - 8 * i));
+                    v = type == KVP__Q8_0 ? vi_sar(v, 24) : vi_shr(v, 24);
+                    vf w = vi_to_vf(vi_sub(v, vi_set1(p.offset)));
+                    w = p.minimum ? vf_fma(w, scale, minimum) : vf_mul(w, scale);
+                    UNROLL for (uint32_t t = 0; t < T; t++)
+                        y[t] = vf_fma(w, vf_set1(in[t * x->x_row + 4 * c + i]), y[t]);
+                }
+            }
+        }
+    }
+    UNROLL for (uint32_t t = 0; t < T; t++) vf_store(out + KVP__LANES * t, y[t]);
+}
+
+/* --- the tiles that there are --- */
+
+typedef void tile_fn(const uint8_t *panel, uint64_t panel_bytes, const kvp__act *x, uint32_t row,
+                     float *out);
+
+#define TILE(name, call)                                                                           \
+    static void name(const uint8_t *panel, uint64_t panel_bytes, const kvp__act *x, uint32_t row,  \
+                     float *out)                                                                   \
+    {                                                                                              \
+        (void)panel_bytes;                                                                         \
+        call;                                                                                      \
+    }
+#define INTEGER(type, T)                                                                           \
+    TILE(integer_##type##_##T, integer_tile(KVP__##type, T, panel, x, row, out))
+#define EXPANDED(type, T)                                                                          \
+    TILE(expanded_##type##_##T, expanded_tile(KVP__##type, T, panel, x, row, out))
+#define PLAIN(type, T)                                                                             \
+    TILE(plain_##type##_##T, plain_tile(KVP__##type, T, 1, panel, panel_bytes, x, row, out))
+#define FOUR_PANELS(type)                                                                          \
+    TILE(plain_##type##_panels, plain_tile(KVP__##type, 1, 4, panel, panel_bytes, x, row, out))
+
+#define QUANTISED(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K)
+#define UNQUANTISED(X) X(F32) X(F16) X(BF16)
+
+#define DEFINE(type) SIZES(INTEGER, type) FLOAT_SIZES(EXPANDED, type)
+QUANTISED(DEFINE)
+#undef DEFINE
+#define DEFINE(type) FLOAT_SIZES(PLAIN, type) FOUR_PANELS(type)
+UNQUANTISED(DEFINE)
+#undef DEFINE
+
+typedef struct kind {
+    tile_fn *integer[KVP__COUNT(sizes)];
+    tile_fn *floats[KVP__COUNT(float_sizes)];
+    tile_fn *four_panels; /* of one row; NULL: none */
+} kind;
+
+#define INTEGER_NAME(type, T) integer_##type##_##T,
+#define EXPANDED_NAME(type, T) expanded_##type##_##T,
+#define PLAIN_NAME(type, T) plain_##type##_##T,
+static const kind kinds[] = {
+#define ENTRY(type)                                                                                \
+    [KVP__##type] = {{SIZES(INTEGER_NAME, type)}, {FLOAT_SIZES(EXPANDED_NAME, type)}, NULL},
+    QUANTISED(ENTRY)
+#undef ENTRY
+#define ENTRY(type)                                                                                \
+    [KVP__##type] = {{NULL}, {FLOAT_SIZES(PLAIN_NAME, type)}, plain_##type##_panels},
+    UNQUANTISED(ENTRY)
+#undef ENTRY
+};
+
+/* --- going through rows and panels --- */
+
+typedef struct job {
+    const kvp__mat *w;
+    const kvp__act *x;
+    float *y;
+    size_t y_row;
+    bool add;
+} job;
+
+KVP__INLINE void finish(const job *j, uint32_t row, uint32_t rows, uint32_t panel, const float *tile)
+{
+    const uint32_t first = panel * KVP__LANES, left = j->w->n_out - first;
+    float *y = j->y + row * j->y_row + first;
+    for (uint32_t t = 0; t < rows; t++, y += j->y_row, tile += KVP__LANES) {
+        vf v = vf_load(tile);
+        if (left >= KVP__LANES)
+            vf_store(y, j->add ? vf_add(vf_load(y), v) : v);
+        else
+            vf_store_n(y, j->add ? vf_add(vf_load_n(y, left), v) : v, left);
+    }
+}
+
+/* All rows of one panel, in tiles of the sizes there are. */
+KVP__INLINE void one_panel(const job *j, tile_fn *const *tiles, const uint32_t *rows_of,
+                           kvp__span rows, uint32_t panel)
+{
+    float tile[TILE_ROWS * KVP__LANES];
+    const uint8_t *w = j->w->panels + panel * j->w->panel_bytes;
+    uint32_t row = rows.first, end = rows.first + rows.count;
+    for (uint32_t i = 0; row < end;) {
+        uint32_t left = end - row, n = rows_of[i];
+        if (n > left || (n == 12 && left == 16)) { /* 16 rows are better cut 8 + 8 */
+            i++;
+            continue;
+        }
+        tiles[i](w, 0, j->x, row, tile);
+        finish(j, row, n, panel, tile);
+        row += n;
+    }
+}
+
+static void four_panels(const job *j, const kind *k, kvp__span rows, uint32_t panel)
+{
+    float tile[4 * KVP__LANES];
+    const uint8_t *w = j->w->panels + panel * j->w->panel_bytes;
+    for (uint32_t row = rows.first; row < rows.first + rows.count; row++) {
+        k->four_panels(w, j->w->panel_bytes, j->x, row, tile);
+        for (uint32_t p = 0; p < 4; p++) finish(j, row, 1, panel + p, tile + p * KVP__LANES);
+    }
+}
+
+void KVP__AT(matmul)(const kvp__mat *w, const kvp__act *x, kvp__span rows, kvp__span panels, float *y,
+                     size_t y_row, bool add)
+{
+    const job j = {w, x, y, y_row, add};
+    const kind *k = &kinds[w->type];
+    const bool integer = k->integer[0] && x->q;
+    const uint32_t row_bytes = integer ? w->n_in : 4 * w->n_in;
+    uint32_t chunk = ROW_BYTES / row_bytes / TILE_ROWS * TILE_ROWS;
+    if (chunk < TILE_ROWS) chunk = TILE_ROWS;
+    for (uint32_t done = 0; done < rows.count; done += chunk) {
+        kvp__span part = {rows.first + done, rows.count - done};
+        if (part.count > chunk) part.count = chunk;
+        for (uint32_t p = panels.first, end = panels.first + panels.count; p < end; p++) {
+            if (integer) {
+                one_panel(&j, k->integer, sizes, part, p);
+            } else if (k->four_panels && part.count < 4 && end - p >= 4) {
+                four_panels(&j, k, part, p);
+                p += 3;
+            } else {
+                one_panel(&j, k->floats, float_sizes, part, p);
+            }
+        }
+    }
+}

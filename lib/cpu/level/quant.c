@@ -1,0 +1,45 @@
+/*
+ * Activations to 8-bit blocks of 32: q = round(x * 127 / max|x|), scale = max|x| / 127, and the
+ * sums that offsets and minima of weights multiply.
+ *
+ * q never is -128 (vec.h's dot products rely on it), whatever the row holds: a NaN becomes -127, and
+ * a block whose largest magnitude is below 2^-100, where 127 / max could overflow, becomes zero. A
+ * block with an infinity has an infinite scale, so it shows in the result.
+ *
+ * Bytes and operations: 4 bytes in, 1.4 out, per input; some 30 vector operations per block.
+ */
+#include "cpu/vec.h"
+
+KVP__INLINE vi to_q(vf x, vf inverse)
+{
+    vf t = vf_mul(x, inverse);
+    return vf_to_vi(vf_min(vf_max(t, vf_set1(-127.0f)), vf_set1(127.0f)));
+}
+
+KVP__INLINE void block(const float *x, int8_t *q, float *scale, float *scaled_sum, int16_t *sums)
+{
+    vf a = vf_load(x), b = vf_load(x + 16);
+    float max = vf_max_lane(vf_max(vf_abs(a), vf_abs(b)));
+    bool zero = max < 0x1p-100f;
+    vf inverse = vf_set1(zero ? 0.0f : 127.0f / max);
+    vi qa = to_q(a, inverse), qb = to_q(b, inverse);
+    vi_store_s8(q, qa);
+    vi_store_s8(q + 16, qb);
+    int32_t low = vi_sum(qa), high = vi_sum(qb);
+    sums[0] = (int16_t)low;
+    sums[1] = (int16_t)high;
+    *scale = zero ? 0.0f : max / 127.0f;
+    *scaled_sum = *scale * (float)(low + high);
+}
+
+void KVP__AT(quantize)(const kvp__act *a, uint32_t first, uint32_t rows)
+{
+    for (uint32_t r = first; r < first + rows; r++) {
+        const float *x = a->x + r * a->x_row;
+        int8_t *q = a->q + r * a->q_row;
+        size_t blocks = r * a->block_row;
+        for (uint32_t b = 0; b < a->n_in / 32; b++)
+            block(x + 32 * b, q + 32 * b, a->scale + blocks + b, a->scaled_sum + blocks + b,
+                  a->sums + 2 * (blocks + b));
+    }
+}
