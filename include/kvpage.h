@@ -391,7 +391,7 @@ KVP_API kvp_status kvp_detokenize(const kvp_model *model, const int32_t *tokens,
                                   kvp_error *err);
 
 #define KVP_TOKEN_NORMAL 1u
-#define KVP_TOKEN_SPECIAL 2u /* control or user-defined: never made from plain text */
+#define KVP_TOKEN_SPECIAL 2u /* control or unknown: never made from plain text */
 #define KVP_TOKEN_BYTE 4u    /* stands for one byte */
 #define KVP_TOKEN_END 8u     /* ends a generation: end of text, of turn, of message */
 

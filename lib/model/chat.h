@@ -7,16 +7,12 @@
  * built as ids, piece by piece, and never as one string.
  *
  * The templates themselves are not run: they are programs in the file. docs/internals/text.md says
- * what is taken from them.
+ * what is taken from them. The file's format is in kvp__tokenizer_info.chat_format.
  */
 #ifndef KVP_MODEL_CHAT_H
 #define KVP_MODEL_CHAT_H
 
 #include "model/tokenizer.h"
-
-/* The format that a template asks for, KVP_CHAT_...: KVP_CHAT_NONE if it is none that is known, or
- * if the vocabulary has not its marks. `text` may be NULL. */
-uint32_t kvp__chat_detect(const kvp__tokenizer *t, const char *text, size_t bytes);
 
 /* As kvp_chat_tokenize of the public header. `stride`: bytes from one message to the next, 0:
  * sizeof(kvp_chat_message). */
