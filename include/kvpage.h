@@ -753,8 +753,9 @@ KVP_API void kvp_batch_options_init(kvp_batch_options *out, size_t size);
 KVP_API kvp_status kvp_batch_create(kvp_pool *pool, const kvp_batch_options *options,
                                     kvp_batch **out, kvp_error *err);
 
-/* Its sequences become parked, without endings. Thread: any (queued if another thread is in the
- * domain, and until the running step is over). Blocking: no. Since: 0.1. */
+/* Its sequences become parked, without endings; their events are gone. A step that is running is given
+ * up: the call waits for the chunks of work that workers have begun (well below a millisecond on a free
+ * core). Thread: any (queued if another thread is in the domain). Blocking: as said. Since: 0.1. */
 KVP_API void kvp_batch_destroy(kvp_batch *batch);
 
 /* Adds a sequence; exactly one ending event will follow. What can never fit is refused here. If
@@ -842,8 +843,8 @@ typedef struct kvp_event {
 KVP_API void kvp_event_init(kvp_event *out, size_t size);
 
 /* Takes the oldest event of the sequence whose turn it is (they take turns; a sequence's own events
- * come in order, ENDED last). Its pointers are valid until the next
- * call on the batch. KVP_AGAIN: none there. Thread: domain. Blocking: no. Since: 0.1. */
+ * come in order, ENDED last). Its pointers are valid until the next call on the batch or the
+ * destruction of the sequence. KVP_AGAIN: none there. Thread: domain. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_next_event(kvp_batch *batch, kvp_event *out);
 
 /* One descriptor for the batch's life, made at the first call: level-triggered, nonblocking,
