@@ -139,6 +139,8 @@ struct kvp__loop {
     uint32_t *positions;         /* [max_rows] */
     uint32_t *row_sequence;      /* [max_rows] */
     uint32_t *outputs;           /* [max_sequences] */
+    uint32_t *item_output;       /* [max_sequences]: of each item, or KVP__NONE; as it was planned,
+                                    whatever the host has cut since */
     kvp__work_seq *seqs;         /* [max_sequences] */
     kvp__sequence **riders;      /* [n_riders]: whose rows are in flight, doomed ones too */
     uint32_t n_riders;
@@ -231,6 +233,7 @@ void kvp__loop_get_stats(const kvp__loop *l, kvp_batch_stats *out);
 /* What a wait waits for: the bell, and no longer than the deadline. The wait itself is outside the
  * domain, so that others can cancel and destroy meanwhile. */
 kvp_status kvp__loop_wait_for(kvp__loop *l, int32_t *timeout_ms, int32_t *fd, kvp_error *err);
+uint64_t kvp__loop_deadline(const kvp__loop *l);
 int32_t kvp__loop_timeout_ms(const kvp__loop *l);
 
 /* --- step.c --- */

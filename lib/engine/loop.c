@@ -68,6 +68,7 @@ static kvp_status take_arrays(kvp__loop *l, kvp_error *err)
     l->positions = take(l, rows, sizeof *l->positions, &ok);
     l->row_sequence = take(l, rows, sizeof *l->row_sequence, &ok);
     l->outputs = take(l, seqs, sizeof *l->outputs, &ok);
+    l->item_output = take(l, seqs, sizeof *l->item_output, &ok);
     l->seqs = take(l, seqs, sizeof *l->seqs, &ok);
     l->riders = take(l, seqs, sizeof *l->riders, &ok);
     l->pending = take(l, seqs, sizeof *l->pending, &ok);
@@ -102,6 +103,7 @@ static void give_arrays(kvp__loop *l)
     kvp__free(h, l->positions, rows * sizeof *l->positions);
     kvp__free(h, l->row_sequence, rows * sizeof *l->row_sequence);
     kvp__free(h, l->outputs, seqs * sizeof *l->outputs);
+    kvp__free(h, l->item_output, seqs * sizeof *l->item_output);
     kvp__free(h, l->seqs, seqs * sizeof *l->seqs);
     kvp__free(h, l->riders, seqs * sizeof *l->riders);
     kvp__free(h, l->pending, seqs * sizeof *l->pending);
@@ -270,12 +272,19 @@ kvp_status kvp__loop_pause(kvp__sequence *s, bool pause, kvp_error *err)
 
 /* --- waiting and counting --- */
 
+/* What has rung the bell since the last step is due now. */
+uint64_t kvp__loop_deadline(const kvp__loop *l)
+{
+    return atomic_load(&l->bell.rung) ? 0 : l->deadline;
+}
+
 int32_t kvp__loop_timeout_ms(const kvp__loop *l)
 {
-    if (l->deadline == UINT64_MAX) return -1;
+    uint64_t deadline = kvp__loop_deadline(l);
+    if (deadline == UINT64_MAX) return -1;
     uint64_t now = kvp__now(hooks_of(l));
-    if (l->deadline <= now) return 0;
-    return (int32_t)kvp__min64(kvp__ceil_div(l->deadline - now, 1000000u), INT32_MAX);
+    if (deadline <= now) return 0;
+    return (int32_t)kvp__min64(kvp__ceil_div(deadline - now, 1000000u), INT32_MAX);
 }
 
 kvp_status kvp__loop_wait_for(kvp__loop *l, int32_t *timeout_ms, int32_t *fd, kvp_error *err)

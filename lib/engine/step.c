@@ -89,6 +89,7 @@ static void prepare_item(kvp__loop *l, uint32_t i, const kvp__sched_item *item)
         l->positions[item->first_row + r] = item->first_pos + r;
         l->row_sequence[item->first_row + r] = i;
     }
+    l->item_output[i] = item->logits ? l->work.n_outputs : KVP__NONE;
     if (item->logits) prepare_output(l, item, s);
     if (!s->first_row_ns) s->first_row_ns = l->launched_ns;
     s->in_flight = true;
@@ -211,14 +212,12 @@ void kvp__loop_take_in(kvp__loop *l, const int32_t *chosen)
     kvp__sched_commit(&l->sched);
     count(&l->steps, 1);
     count(&l->step_ns, kvp__now(hooks_of(l)) - l->launched_ns);
-    uint32_t output = 0;
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvp__sched_item *item = &step->items[i];
-        uint32_t o = item->logits ? output++ : 0;
         if (!item->entry) continue;
         kvp__sequence *s = kvp__sequence_of_entry(item->entry);
         if (!item->decode) kvp__loop_push_progress(l, s);
-        if (item->decide && s->entry.in_batch) decide_output(l, s, o, chosen);
+        if (item->decide && s->entry.in_batch) decide_output(l, s, l->item_output[i], chosen);
     }
     kvp__loop_land(l);
 }
