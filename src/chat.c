@@ -16,6 +16,7 @@ typedef struct chat {
     bool quiet, tty;
     session session;
     kvp_seq *seq;
+    uint64_t kept;  /* tokens whose KV was still there when the turn began */
     uint64_t saved; /* tokens, over all turns */
     bool cancelled;
 } chat;
@@ -32,6 +33,7 @@ static int new_sequence(chat *c)
     kvp_seq_options options = {.size = sizeof options, .max_tokens = c->set.max_tokens,
                                .context = c->set.context, .sampling = &sampling,
                                .stop_strings = stops, .n_stop_strings = c->set.stop.n,
+                               .eos = c->set.ignore_eos ? KVP_EOS_IGNORE : KVP_EOS_STOP,
                                .event_mask = KVP_MASK_DEFAULT | KVP_MASK_PROGRESS};
     session_sampling(&c->set, &sampling);
     session_stops(&c->set, stops);
@@ -49,6 +51,7 @@ static kvp_status append_turn(chat *c, const char *text, size_t bytes)
     size_t n = 0;
     uint32_t flags = KVP_CHAT_ADD_REPLY;
     kvp_seq_get_info(c->seq, &info);
+    c->kept = info.computed;
     if (info.length) flags |= KVP_CHAT_CONTINUE;
     else if (c->system)
         messages[n++] = (kvp_chat_message){"system", c->system, strlen(c->system)};
@@ -56,9 +59,16 @@ static kvp_status append_turn(chat *c, const char *text, size_t bytes)
     return kvp_seq_append_chat(c->seq, messages, n, sizeof messages[0], flags);
 }
 
+/* What had not to be computed: kept by the sequence, or found again in the prefix cache. */
+static uint64_t saved_tokens(const chat *c, const kvp_usage *u)
+{
+    uint64_t saved = c->kept + u->cached + u->reattached;
+    return saved < u->prompt ? saved : u->prompt;
+}
+
 static void report(chat *c, const kvp_usage *u, uint32_t ending)
 {
-    uint64_t saved = u->cached + u->reattached;
+    uint64_t saved = saved_tokens(c, u);
     double seconds = (double)(u->total_ns - u->first_token_ns) / 1e9;
     c->saved += saved;
     if (ending == KVP_END_CAPACITY || ending == KVP_END_LENGTH)

@@ -69,6 +69,7 @@ static kvp_status start(run *r, const char *text, size_t bytes, kvp_error *err)
     kvp_seq_options options = {.size = sizeof options, .max_tokens = r->set.max_tokens,
                                .context = r->set.context, .sampling = &sampling,
                                .stop_strings = stops, .n_stop_strings = r->set.stop.n,
+                               .eos = r->set.ignore_eos ? KVP_EOS_IGNORE : KVP_EOS_STOP,
                                .event_mask = KVP_MASK_DEFAULT | KVP_MASK_PROGRESS};
     kvp_status status;
     session_sampling(&r->set, &sampling);

@@ -69,6 +69,8 @@ void settings_sampling(settings *s, option table[SAMPLING_OPTIONS])
         {.name = "penalty-window", .kind = OPTION_NUMBER, .value = &s->penalty_window,
          .argument = "N", .help = "the last N tokens count as seen; default: 64", .least = 1,
          .most = 1 << 30},
+        {.name = "ignore-eos", .kind = OPTION_FLAG, .value = &s->ignore_eos,
+         .help = "go on after the model's end token"},
         {.name = "stop", .kind = OPTION_LIST, .value = &s->stop, .argument = "TEXT",
          .help = "stop before this text; may be given several times"},
         {.name = NULL}};

@@ -122,10 +122,11 @@ typedef struct settings {
     float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     uint64_t top_k, seed, penalty_window;
     text_list stop;
+    bool ignore_eos;
 } settings;
 
 /* Each fills the caller's table and ends it; sizes are enough by construction. */
-enum { ENGINE_OPTIONS = 9, SAMPLING_OPTIONS = 13 };
+enum { ENGINE_OPTIONS = 9, SAMPLING_OPTIONS = 14 };
 void settings_engine(settings *s, option table[ENGINE_OPTIONS]);
 void settings_sampling(settings *s, option table[SAMPLING_OPTIONS]);
 extern const choice kv_choices[];

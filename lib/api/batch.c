@@ -100,7 +100,7 @@ kvp_status kvp_batch_deadline(const kvp_batch *batch, uint64_t *ns)
     ENTER(batch, l);
     kvp__cache *c = l->cache;
     if (!ns) return leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "ns: NULL"));
-    *ns = l->deadline;
+    *ns = kvp__loop_deadline(l);
     return leave(c, KVP_OK);
 }
 

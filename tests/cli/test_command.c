@@ -182,7 +182,7 @@ static void plan_of_a_file(void **state)
     blocks = json_number(c.out, "blocks");
     assert_true(blocks == 10);
     assert_true(json_number(c.out, "weight_bytes") > 0);
-    tiny("run %s abcd --json --max-tokens 156 --context 160", NULL);
+    tiny("run %s abcd --json --max-tokens 156 --ignore-eos --context 160", NULL);
     assert_true(json_number(strstr(c.out, "summary"), "blocks_used_peak") <= blocks);
 }
 
@@ -190,12 +190,12 @@ static void run_tiny(void **state)
 {
     static char first[CLI_OUTPUT_MAX];
     (void)state;
-    tiny("run %s abcd --max-tokens 12 --quiet", NULL);
+    tiny("run %s abcd --max-tokens 12 --ignore-eos --quiet", NULL);
     strcpy(first, c.out);
     assert_true(strlen(first) > 1);
-    tiny("run %s --max-tokens 12 --threads 2 --block 4 --cpu-level generic", "abcd");
+    tiny("run %s --max-tokens 12 --ignore-eos --threads 2 --block 4 --cpu-level generic", "abcd");
     assert_string_equal(c.out, first); /* the same bits, whatever the way */
-    tiny("run %s abcd --max-tokens=12 --kv f16 --cache 1M", NULL);
+    tiny("run %s abcd --max-tokens=12 --ignore-eos --kv f16 --cache 1M", NULL);
     assert_string_equal(c.out, first);
 }
 
@@ -209,13 +209,13 @@ static size_t count_of(const char *text, const char *part)
 static void samples_share_the_prompt(void **state)
 {
     (void)state;
-    tiny("run %s abcdefghijklmnopqrstuvwxyzabcdefghijklmn --n 3 --temp 1 --seed 5 --max-tokens 6 "
+    tiny("run %s abcdefghijklmnopqrstuvwxyzabcdefghijklmn --n 3 --temp 1 --seed 5 --max-tokens 6 --ignore-eos "
          "--json",
          NULL);
     assert_int_equal(count_of(c.out, "\"event\": \"end\""), 3);
     assert_int_equal(count_of(c.out, "\"event\": \"token\""), 18);
     assert_true(json_number(strstr(c.out, "summary"), "tokens_cached") >= 2 * 32);
-    tiny("run %s abcd --n 3 --temp 1 --seed 5 --max-tokens 6", NULL);
+    tiny("run %s abcd --n 3 --temp 1 --seed 5 --max-tokens 6 --ignore-eos", NULL);
     assert_true(has(c.out, "--- 1 of 3\n"));
     assert_true(has(c.out, "\n--- 3 of 3\n"));
 }
@@ -223,12 +223,12 @@ static void samples_share_the_prompt(void **state)
 static void json_carries_logprobs(void **state)
 {
     (void)state;
-    tiny("run %s abcd --max-tokens 3 --json --logprobs 2", NULL);
+    tiny("run %s abcd --max-tokens 3 --ignore-eos --json --logprobs 2", NULL);
     assert_true(json_number(c.out, "logprob") < 0);
     assert_int_equal(count_of(c.out, "\"top\": [{"), 3);
     assert_true(has(c.out, "\"ending\": \"length\""));
     assert_true(json_number(c.out, "generated") == 3);
-    tiny("run %s abcd --max-tokens 3 --logprobs 0", NULL);
+    tiny("run %s abcd --max-tokens 3 --ignore-eos --logprobs 0", NULL);
     assert_int_equal(count_of(c.out, "\n"), 3);
 }
 
@@ -250,7 +250,7 @@ static void ctrl_c_ends_a_run(void **state)
 {
     char line[256];
     (void)state;
-    snprintf(line, sizeof line, "run %s abcd --json", cli_tiny());
+    snprintf(line, sizeof line, "run %s abcd --json --ignore-eos", cli_tiny());
     c.interrupt_ms = 5;
     cli_run(&c, line, NULL);
     if (c.code == 0) return; /* it was faster than the signal */
