@@ -1,171 +1,10 @@
 /*
- * The scheduler: states, lists and the planning of a step. See sched.h for the contract.
- *
- * A plan goes through four passes, each of which takes rows from the same budget:
- *
- *     decodes    least recently served first, as many as the share of prompts leaves
- *     prefills   running prompts in order, a chunk each
- *     admission  waiting entries in order, until one does not fit
- *     decodes    again, with the rows that prompts did not use
- *
- * Blocks are taken on the way (kvp__seq_reserve). Where none is to be had, make_room asks, in this
- * order: who holds blocks without running, and then the last running entry in order, whose item (if
- * this plan has given it one already) is taken out of the plan again. An entry that would have to
- * give up its own blocks keeps them and gets no row this time: that is no worse for anybody, since
- * whoever is ahead of it takes them when in need, and better for it if somebody ends before that.
- *
- * All of it is list work and O(1) calls below; the searches over running entries (for the last in
- * order) and over prompts (promised blocks, leaders) happen only under pressure or at admission.
+ * What the engine asks of the scheduler besides planning: entries come and go, pause, append, are
+ * cut, get their tokens. See sched.h for the contract and states.h for the lists.
  */
-#include "sched/sched.h"
+#include "sched/states.h"
 
 #include <string.h>
-
-/* --- lists --- */
-
-static kvp__sched_link *order_of(kvp__sched_entry *e) { return &e->order; }
-static kvp__sched_link *hold_of(kvp__sched_entry *e) { return &e->hold; }
-
-static void list_insert(kvp__sched_list *l, kvp__sched_entry *e, kvp__sched_entry *before,
-                        kvp__sched_link *(*of)(kvp__sched_entry *))
-{
-    kvp__sched_entry *after = before ? of(before)->prev : l->tail;
-    of(e)->prev = after;
-    of(e)->next = before;
-    if (after) of(after)->next = e;
-    else l->head = e;
-    if (before) of(before)->prev = e;
-    else l->tail = e;
-    l->count++;
-}
-
-static void list_remove(kvp__sched_list *l, kvp__sched_entry *e, kvp__sched_link *(*of)(kvp__sched_entry *))
-{
-    kvp__sched_link *k = of(e);
-    if (k->prev) of(k->prev)->next = k->next;
-    else l->head = k->next;
-    if (k->next) of(k->next)->prev = k->prev;
-    else l->tail = k->prev;
-    k->prev = k->next = NULL;
-    l->count--;
-}
-
-/* Whether a is ahead of b. */
-static bool ahead(const kvp__sched_entry *a, const kvp__sched_entry *b)
-{
-    return a->priority != b->priority ? a->priority > b->priority : a->arrival < b->arrival;
-}
-
-static void order_leave(kvp__sched_entry *e)
-{
-    if (!e->order_list) return;
-    list_remove(e->order_list, e, order_of);
-    e->order_list = NULL;
-}
-
-static void order_append(kvp__sched_list *l, kvp__sched_entry *e)
-{
-    order_leave(e);
-    list_insert(l, e, NULL, order_of);
-    e->order_list = l;
-}
-
-/* Newcomers go to the end, and those who come back belong near the front: both are found fast. */
-static void order_insert(kvp__sched_list *l, kvp__sched_entry *e)
-{
-    order_leave(e);
-    kvp__sched_entry *at = NULL;
-    if (l->tail && ahead(e, l->tail)) {
-        at = l->head;
-        while (ahead(at, e)) at = at->order.next;
-    }
-    list_insert(l, e, at, order_of);
-    e->order_list = l;
-}
-
-static void hold_leave(kvp__sched_entry *e)
-{
-    if (!e->hold_list) return;
-    list_remove(e->hold_list, e, hold_of);
-    e->hold_list = NULL;
-}
-
-static bool is_running(const kvp__sched_entry *e)
-{
-    return e->state == KVP_SEQ_PREFILL || e->state == KVP_SEQ_DECODE;
-}
-
-/* Puts the entry where holders of its state are found, if it has something to give; its place in
- * that list is kept if it was there already. */
-static void hold_settle(kvp__sched_entry *e)
-{
-    kvp__sched_list *l = NULL;
-    if (!is_running(e) && e->seq->n_blocks > e->seq->pin_blocks) {
-        uint32_t h = e->state == KVP_SEQ_PARKED   ? KVP__HOLD_PARKED
-                     : e->state == KVP_SEQ_PAUSED ? KVP__HOLD_PAUSED
-                     : e->state == KVP_SEQ_HOST   ? KVP__HOLD_HOST
-                                                  : KVP__HOLD_WAITING;
-        l = &e->holders->lists[h];
-    }
-    if (l == e->hold_list) return;
-    hold_leave(e);
-    if (!l) return;
-    list_insert(l, e, NULL, hold_of);
-    e->hold_list = l;
-}
-
-/* --- states --- */
-
-static uint32_t running(const kvp__sched *s) { return s->prefill.count + s->decode.count; }
-
-static void show_levels(kvp__sched *s)
-{
-    __atomic_store_n(&s->stats.sequences, s->entries, __ATOMIC_RELAXED);
-    __atomic_store_n(&s->stats.running, running(s), __ATOMIC_RELAXED);
-    __atomic_store_n(&s->stats.waiting, s->waiting.count, __ATOMIC_RELAXED);
-}
-
-static void stay(kvp__sched_entry *e, uint32_t state)
-{
-    order_leave(e);
-    e->state = state;
-    hold_settle(e);
-}
-
-static void run(kvp__sched *s, kvp__sched_entry *e)
-{
-    bool decodes = e->generating && e->seq->length - e->seq->computed == 1;
-    e->state = decodes ? KVP_SEQ_DECODE : KVP_SEQ_PREFILL;
-    if (e->order_list == (decodes ? &s->decode : &s->prefill)) return;
-    if (decodes) order_append(&s->decode, e);
-    else order_insert(&s->prefill, e);
-    hold_settle(e);
-}
-
-static void wait_turn(kvp__sched *s, kvp__sched_entry *e)
-{
-    e->state = KVP_SEQ_WAITING;
-    e->leader = 0;
-    order_insert(&s->waiting, e);
-    hold_settle(e);
-}
-
-/* Back from the host or from a pause. Who has all its blocks still and is ahead of everybody that
- * waits need not wait for the next admission. */
-static void come_back(kvp__sched *s, kvp__sched_entry *e)
-{
-    kvp__sched_entry *first = s->waiting.head;
-    if (e->admitted && running(s) < s->o.max_sequences && (!first || ahead(e, first))) run(s, e);
-    else wait_turn(s, e);
-}
-
-/* Takes away the blocks, and what is planned; what is published of them stays cached. */
-static void give_up(kvp__sched_entry *e)
-{
-    kvp__seq_release_unpinned(e->seq);
-    e->admitted = false;
-    hold_settle(e);
-}
 
 void kvp__sched_entry_init(kvp__sched_entry *e, kvp__sched_holders *h, kvp__seq *seq,
                            int32_t priority)
@@ -176,12 +15,12 @@ void kvp__sched_entry_init(kvp__sched_entry *e, kvp__sched_holders *h, kvp__seq 
     e->priority = priority;
     e->state = KVP_SEQ_PARKED;
     e->base = seq->usage;
-    hold_settle(e);
+    kvp__sched_hold_settle(e);
 }
 
-void kvp__sched_entry_fini(kvp__sched_entry *e) { hold_leave(e); }
+void kvp__sched_entry_fini(kvp__sched_entry *e) { kvp__sched_hold_leave(e); }
 
-void kvp__sched_pinned(kvp__sched_entry *e) { hold_settle(e); }
+void kvp__sched_pinned(kvp__sched_entry *e) { kvp__sched_hold_settle(e); }
 
 kvp__seq_usage kvp__sched_usage(const kvp__sched_entry *e)
 {
@@ -234,11 +73,9 @@ void kvp__sched_fini(kvp__sched *s)
     memset(s, 0, sizeof *s);
 }
 
-static uint64_t pool_tokens(const kvp__pool *p) { return (uint64_t)p->n_blocks * p->block_tokens; }
-
 kvp_status kvp__sched_fits(const kvp__pool *pool, uint64_t tokens, kvp_error *err)
 {
-    if (tokens <= pool_tokens(pool)) return KVP_OK;
+    if (tokens <= kvp__sched_pool_tokens(pool)) return KVP_OK;
     uint64_t needed = kvp__ceil_div(tokens, pool->block_tokens);
     return kvp__fail_need(err, KVP_ERR_TOO_LARGE, needed, pool->n_blocks,
                           "%llu tokens need %llu blocks, the pool has %llu",
@@ -255,71 +92,52 @@ kvp_status kvp__sched_add(kvp__sched *s, kvp__sched_entry *e, uint64_t max_lengt
         return kvp__fail(err, KVP_ERR_STATE, "batch add: the sequence has no token");
     kvp_status st = kvp__sched_fits(s->pool, seq->length, err);
     if (st != KVP_OK) return st;
-    uint64_t most = kvp__min64(max_length, pool_tokens(s->pool) + 1);
+    uint64_t most = kvp__min64(max_length, kvp__sched_pool_tokens(s->pool) + 1);
     most = kvp__min64(kvp__max64(most, seq->length), KVP__MAX_TOKENS);
     st = kvp__seq_reserve_capacity(seq, (uint32_t)most, err);
     if (st != KVP_OK) return st;
-    if (seq->computed == seq->length) kvp__seq_rewind(seq, seq->length - 1);
+    e->owed = seq->computed == seq->length ? seq->length : 0;
+    if (e->owed) kvp__seq_rewind(seq, seq->length - 1);
     e->in_batch = true;
     e->admitted = e->counted = e->generating = e->host = e->paused = false;
     e->arrival = ++s->arrivals;
     e->preemptions = 0;
     e->base = seq->usage;
     s->entries++;
-    wait_turn(s, e);
-    show_levels(s);
+    kvp__sched_wait_turn(s, e);
+    kvp__sched_show_levels(s);
     return KVP_OK;
-}
-
-static kvp__sched_item *item_of(kvp__sched *s, const kvp__sched_entry *e)
-{
-    return e->planned ? &s->step.items[e->planned - 1] : NULL;
-}
-
-/* An entry leaves the batch with what it has. */
-static void park(kvp__sched *s, kvp__sched_entry *e)
-{
-    e->in_batch = e->admitted = e->host = e->paused = e->generating = false;
-    s->entries--;
-    stay(e, KVP_SEQ_PARKED);
 }
 
 void kvp__sched_remove(kvp__sched *s, kvp__sched_entry *e)
 {
     if (!e->in_batch) return;
-    kvp__sched_item *item = item_of(s, e);
+    kvp__sched_item *item = kvp__sched_item_of(s, e);
     if (item) {
         kvp__seq_abort(e->seq);
         item->entry = NULL;
         item->decide = false;
         e->planned = 0;
     }
-    park(s, e);
-    show_levels(s);
+    kvp__sched_park(s, e);
+    kvp__sched_show_levels(s);
 }
 
 void kvp__sched_pause(kvp__sched *s, kvp__sched_entry *e)
 {
     if (!e->in_batch || e->paused) return;
     e->paused = true;
-    stay(e, KVP_SEQ_PAUSED);
-    show_levels(s);
+    kvp__sched_stay(e, KVP_SEQ_PAUSED);
+    kvp__sched_show_levels(s);
 }
 
 void kvp__sched_resume(kvp__sched *s, kvp__sched_entry *e)
 {
     if (!e->paused) return;
     e->paused = false;
-    if (e->host) stay(e, KVP_SEQ_HOST);
-    else come_back(s, e);
-    show_levels(s);
-}
-
-/* The host is asked for the next token. */
-static void ask_host(kvp__sched_entry *e)
-{
-    e->host = true;
-    if (!e->paused) stay(e, KVP_SEQ_HOST);
+    if (e->host) kvp__sched_stay(e, KVP_SEQ_HOST);
+    else kvp__sched_come_back(s, e);
+    kvp__sched_show_levels(s);
 }
 
 void kvp__sched_appended(kvp__sched *s, kvp__sched_entry *e)
@@ -327,25 +145,26 @@ void kvp__sched_appended(kvp__sched *s, kvp__sched_entry *e)
     if (!e->in_batch || !e->host) return;
     e->host = false;
     e->generating = true;
-    if (!e->paused) come_back(s, e);
-    show_levels(s);
+    if (!e->paused) kvp__sched_come_back(s, e);
+    kvp__sched_show_levels(s);
 }
 
 void kvp__sched_truncated(kvp__sched *s, kvp__sched_entry *e)
 {
     kvp__seq *seq = e->seq;
     if (!e->in_batch) {
-        hold_settle(e);
+        kvp__sched_hold_settle(e);
         return;
     }
-    kvp__sched_item *item = item_of(s, e);
+    kvp__sched_item *item = kvp__sched_item_of(s, e);
     if (item) item->logits = false;
-    /* `peak` and not `computed`: whether KV was lost meanwhile is nothing the host should notice. */
     e->leader = 0;
-    if (seq->length == seq->peak) ask_host(e);
-    else if (is_running(e)) run(s, e);
-    hold_settle(e);
-    show_levels(s);
+    /* `peak` and not `computed`: the host is not to notice whether KV was lost meanwhile. */
+    bool owed = e->owed && e->owed == seq->length;
+    if (seq->length == seq->peak && !owed) kvp__sched_ask_host(e);
+    else if (kvp__sched_is_running(e)) kvp__sched_run(s, e);
+    kvp__sched_hold_settle(e);
+    kvp__sched_show_levels(s);
 }
 
 kvp_status kvp__sched_token(kvp__sched *s, kvp__sched_entry *e, int32_t token, kvp_error *err)
@@ -353,518 +172,17 @@ kvp_status kvp__sched_token(kvp__sched *s, kvp__sched_entry *e, int32_t token, k
     kvp_status st = kvp__seq_append(e->seq, &token, 1, err);
     if (st != KVP_OK) return st;
     e->generating = true;
-    if (is_running(e)) run(s, e);
+    if (kvp__sched_is_running(e)) kvp__sched_run(s, e);
     return KVP_OK;
 }
 
 void kvp__sched_wait_host(kvp__sched *s, kvp__sched_entry *e)
 {
-    ask_host(e);
-    show_levels(s);
+    kvp__sched_ask_host(e);
+    kvp__sched_show_levels(s);
 }
 
-bool kvp__sched_has_work(const kvp__sched *s) { return s->waiting.count + running(s) > 0; }
-
-/* --- planning: room --- */
-
-static void put_item(kvp__sched *s, kvp__sched_entry *e, uint32_t rows)
+bool kvp__sched_has_work(const kvp__sched *s)
 {
-    kvp__sched_item *item = &s->step.items[s->step.n_items++];
-    memset(item, 0, sizeof *item);
-    item->entry = e;
-    item->n_rows = rows;
-    item->first_pos = e->seq->computed;
-    item->logits = item->first_pos + rows == e->seq->length;
-    item->decode = e->state == KVP_SEQ_DECODE;
-    s->step.n_rows += rows;
-    e->planned = s->step.n_items;
-}
-
-static void drop_item(kvp__sched *s, kvp__sched_entry *e)
-{
-    kvp__sched_step *p = &s->step;
-    uint32_t i = e->planned - 1;
-    p->n_rows -= p->items[i].n_rows;
-    p->n_items--;
-    memmove(&p->items[i], &p->items[i + 1], (p->n_items - i) * sizeof *p->items);
-    for (; i < p->n_items; i++) p->items[i].entry->planned = i + 1;
-    e->planned = 0;
-}
-
-/* The last of the running entries in order. */
-static kvp__sched_entry *last_running(const kvp__sched *s)
-{
-    kvp__sched_entry *last = s->prefill.tail;
-    for (kvp__sched_entry *e = s->decode.head; e; e = e->order.next)
-        if (!last || ahead(last, e)) last = e;
-    return last;
-}
-
-static void preempt(kvp__sched *s, kvp__sched_entry *e)
-{
-    bool admitted_just_now = false;
-    if (e->planned) {
-        admitted_just_now = s->step.items[e->planned - 1].admitted;
-        drop_item(s, e);
-    }
-    wait_turn(s, e);
-    give_up(e);
-    s->preempted = true;
-    if (admitted_just_now) return;
-    e->preemptions++;
-    KVP__BUMP(s->stats.preemptions, 1);
-    KVP__BUMP(s->pool->counters.preemptions, 1);
-}
-
-/* Asks the next holder for its blocks. False: there is none. */
-static bool reclaim(kvp__sched *s)
-{
-    for (uint32_t h = 0; h < KVP__HOLDS; h++) {
-        kvp__sched_entry *e = s->holders->lists[h].head;
-        if (!e) continue;
-        give_up(e);
-        KVP__BUMP(s->pool->counters.reclaims, 1);
-        return true;
-    }
-    return false;
-}
-
-/* Frees something for a running entry, or says that nobody behind it has anything. */
-static bool make_room(kvp__sched *s, const kvp__sched_entry *needer)
-{
-    if (reclaim(s)) return true;
-    kvp__sched_entry *last = last_running(s);
-    if (last == needer) return false;
-    preempt(s, last);
-    return true;
-}
-
-/* Rows that fit into the blocks that can be had without preempting anybody; at most `rows`. */
-static uint32_t rows_that_fit(const kvp__sched *s, const kvp__seq *seq, uint32_t rows)
-{
-    uint32_t b = s->pool->block_tokens, available = kvp__pool_available(s->pool);
-    uint32_t first = kvp__seq_need(seq, 1);
-    if (first > available) return 0;
-    uint64_t fit = b - seq->computed % b + (uint64_t)(available - first) * b;
-    return (uint32_t)kvp__min64(rows, fit);
-}
-
-/* Reserves up to `rows` rows for a running entry and plans them. Returns the rows. */
-static uint32_t plan_rows(kvp__sched *s, kvp__sched_entry *e, uint32_t rows)
-{
-    kvp__seq *seq = e->seq;
-    while (kvp__seq_reserve(seq, rows, NULL) != KVP_OK) {
-        if (reclaim(s)) continue;
-        uint32_t fit = rows_that_fit(s, seq, rows);
-        if (fit > 0 && fit < rows) rows = fit;
-        else if (!make_room(s, e)) return 0;
-    }
-    put_item(s, e, rows);
-    return rows;
-}
-
-/* --- planning: running entries --- */
-
-/* Ends an entry that has grown past the pool. False: no room to report it in this step. */
-static bool end_capacity(kvp__sched *s, kvp__sched_entry *e)
-{
-    if (s->step.n_ended == s->o.max_sequences) return false;
-    s->step.ended[s->step.n_ended++] = e;
-    park(s, e);
-    return true;
-}
-
-static bool outgrown(const kvp__sched *s, const kvp__sched_entry *e)
-{
-    return e->seq->length > pool_tokens(s->pool);
-}
-
-/* Rows that decodes may take before prompts get theirs. Where both want more than there is,
- * prompts get their share, fractions carried over, and each side at least a row where there are two
- * (of a budget of one, at least every tenth). */
-static uint32_t decode_quota(kvp__sched *s)
-{
-    uint32_t budget = s->o.token_budget, decodes = s->decode.count;
-    bool prompts = s->prefill.count || (s->waiting.count && running(s) < s->o.max_sequences);
-    if (!prompts) return budget;
-    uint32_t share = s->o.prefill_share == KVP_PREFILL_SHARE_NONE ? 0 : s->o.prefill_share;
-    if (budget == 1) share = share < 100 ? 100 : share > 900 ? 900 : share;
-    uint64_t owed = (uint64_t)budget * share + s->carry;
-    uint32_t rows = (uint32_t)(owed / 1000);
-    if (budget > 1) rows = rows < 1 ? 1 : rows > budget - 1 ? budget - 1 : rows;
-    if (decodes > budget - (rows ? rows : 1)) s->carry = (uint32_t)(owed % 1000);
-    return budget - rows;
-}
-
-/* Gives a row to each decoding entry that this plan has not considered yet, `quota` of them at
- * most. Those considered go to the end of the list. */
-static void plan_decodes(kvp__sched *s, uint32_t quota)
-{
-    while (quota > 0) {
-        kvp__sched_entry *e = s->decode.head;
-        if (!e || e->tried == s->plans) return;
-        e->tried = s->plans;
-        order_append(&s->decode, e);
-        if (outgrown(s, e)) {
-            if (!end_capacity(s, e)) return;
-        } else {
-            quota -= plan_rows(s, e, 1);
-        }
-    }
-}
-
-static uint32_t rows_left(const kvp__sched *s) { return s->o.token_budget - s->step.n_rows; }
-
-static uint32_t chunk_of(const kvp__sched *s, const kvp__sched_entry *e)
-{
-    uint64_t rest = e->seq->length - e->seq->computed;
-    return (uint32_t)kvp__min64(rest, kvp__min64(s->o.chunk_tokens, rows_left(s)));
-}
-
-static void plan_prefills(kvp__sched *s)
-{
-    kvp__sched_entry *e = s->prefill.head;
-    while (e && rows_left(s) > 0) {
-        kvp__sched_entry *next = e->order.next;
-        if (outgrown(s, e)) {
-            if (!end_capacity(s, e)) return;
-        } else if (e->seq->length > e->seq->computed) {
-            plan_rows(s, e, chunk_of(s, e));
-            next = e->order.next; /* whoever came after it may have been preempted */
-        }
-        e = next;
-    }
-}
-
-/* --- planning: admission --- */
-
-/* Blocks that running prompts still need: they were admitted with these in mind. */
-static uint64_t promised(const kvp__sched *s)
-{
-    uint64_t n = 0;
-    for (const kvp__sched_entry *e = s->prefill.head; e; e = e->order.next) {
-        uint64_t all = kvp__ceil_div(e->seq->length, s->pool->block_tokens);
-        if (all > e->seq->n_blocks) n += all - e->seq->n_blocks;
-    }
-    return n;
-}
-
-/* Whether running entry `r` will compute, of the tokens of `e`, at least a block more than the
- * `have` first ones that are to be had now, or all up to the end. Then *until gets how many of its
- * tokens it has to compute for that. */
-static bool leads(const kvp__sched *s, const kvp__sched_entry *r, const kvp__sched_entry *e,
-                  uint32_t have, uint32_t *until)
-{
-    const kvp__seq *a = r->seq, *b = e->seq;
-    if (a->root != b->root || a->length <= have || r->priority < e->priority) return false;
-    uint32_t most = a->length < b->length - 1 ? a->length : b->length - 1; /* one is computed */
-    if (most <= have || a->tokens[have] != b->tokens[have]) return false;
-    if (memcmp(a->tokens, b->tokens, have * sizeof *a->tokens) != 0) return false;
-    uint32_t common = have + 1;
-    while (common < most && a->tokens[common] == b->tokens[common]) common++;
-    if (common < b->length - 1 && common - have < s->pool->block_tokens) return false;
-    if (a->computed >= common) return false;
-    *until = common;
-    return true;
-}
-
-/* Whether the entry waits for somebody who is computing the same tokens just now. */
-static bool still_follows(const kvp__sched *s, const kvp__sched_entry *e)
-{
-    if (e->leader == 0) return false;
-    for (const kvp__sched_entry *r = s->prefill.head; r; r = r->order.next)
-        if (r->arrival == e->leader)
-            return r->seq->computed < e->leader_until && r->seq->length >= e->leader_until;
-    return false;
-}
-
-static bool find_leader(kvp__sched *s, kvp__sched_entry *e, uint32_t have)
-{
-    e->leader = 0;
-    if (!s->prefix) return false;
-    for (const kvp__sched_entry *r = s->prefill.head; r; r = r->order.next)
-        if (leads(s, r, e, have, &e->leader_until)) {
-            e->leader = r->arrival;
-            return true;
-        }
-    return false;
-}
-
-static kvp__hit look_up(const kvp__sched *s, const kvp__seq *seq)
-{
-    kvp__hit none = { .last = KVP__NONE, .tail_node = KVP__NONE };
-    return s->prefix ? kvp__prefix_lookup(s->prefix, seq->root, seq->tokens, seq->length) : none;
-}
-
-static uint32_t hit_tokens(const kvp__sched *s, const kvp__hit *hit)
-{
-    return hit->full * s->pool->block_tokens + hit->tail;
-}
-
-/* Blocks that the sequence has to take, after sharing the hit, for all tokens it has. */
-static uint32_t blocks_to_take(const kvp__sched *s, const kvp__seq *seq, const kvp__hit *hit)
-{
-    if (hit_tokens(s, hit) <= seq->computed || seq->n_published != seq->n_blocks)
-        return kvp__seq_need(seq, seq->length - seq->computed);
-    uint32_t shared = hit->full > seq->n_blocks ? hit->full : seq->n_blocks;
-    return (uint32_t)kvp__ceil_div(seq->length, s->pool->block_tokens) - shared;
-}
-
-/* What of a hit cannot be had any more once it is shared. */
-static uint32_t hit_idle(const kvp__hit *hit) { return hit->idle + hit->idle_tail; }
-
-/* Attaches what the cache has, if then `reserve` blocks are left over besides what the entry needs.
- * Holders are asked for theirs as far as that is short. */
-static bool attach(kvp__sched *s, kvp__sched_entry *e, kvp__hit hit, uint64_t reserve)
-{
-    kvp__seq *seq = e->seq;
-    for (;;) {
-        uint64_t room = blocks_to_take(s, seq, &hit) + reserve;
-        uint32_t most = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
-        if (kvp__seq_attach(seq, &hit, most, NULL) == KVP_OK) return true;
-        uint64_t wanted = room + hit_idle(&hit);
-        bool any = false;
-        while (reclaim(s)) {
-            any = true;
-            if (kvp__pool_available(s->pool) >= wanted) break;
-        }
-        if (!any && hit.idle_tail == 0) return false;
-        hit = look_up(s, seq);
-        if (any) continue;
-        /* The copy of a partial block needs its source and its target at once: do without. */
-        hit.tail = hit.idle_tail = 0;
-        hit.tail_node = KVP__NONE;
-    }
-}
-
-/* Lets a waiting entry in, if there is room for all of its tokens. */
-static bool admit(kvp__sched *s, kvp__sched_entry *e, const kvp__hit *found, uint64_t reserve)
-{
-    kvp__seq *seq = e->seq;
-    kvp__hit hit = *found;
-    bool kept = seq->n_blocks > 0;
-    hold_leave(e); /* nobody is to ask it for its own blocks now */
-    if (seq->n_published != seq->n_blocks &&
-        hit_tokens(s, &hit) >= seq->computed + s->pool->block_tokens) {
-        /* The cache has gone on where its own last block stops: exchange the one for the other. */
-        kvp__seq_release(seq);
-        hit = look_up(s, seq);
-    }
-    if (!attach(s, e, hit, reserve)) {
-        hold_settle(e);
-        return false;
-    }
-    run(s, e);
-    e->admitted = true;
-    plan_rows(s, e, chunk_of(s, e));
-    kvp__sched_item *item = item_of(s, e);
-    if (item) {
-        item->admitted = true;
-        item->kept = kept;
-        item->decode = false;
-    }
-    return true;
-}
-
-static void admit_waiting(kvp__sched *s)
-{
-    kvp__sched_entry *next;
-    for (kvp__sched_entry *e = s->waiting.head; e; e = next) {
-        next = e->order.next;
-        if (rows_left(s) == 0 || running(s) >= s->o.max_sequences) return;
-        if (outgrown(s, e)) {
-            if (!end_capacity(s, e)) return;
-        } else if (e->admitted) {
-            run(s, e);
-            e->tried = s->plans;
-            plan_rows(s, e, chunk_of(s, e));
-        } else if (!still_follows(s, e)) {
-            if (s->preempted) return; /* blocks are short: nobody new just now */
-            kvp__hit hit = look_up(s, e->seq);
-            uint32_t have = hit_tokens(s, &hit);
-            if (find_leader(s, e, have > e->seq->computed ? have : e->seq->computed)) continue;
-            uint64_t reserve = running(s) ? promised(s) + s->watermark : 0;
-            if (!admit(s, e, &hit, reserve)) return;
-            e->tried = s->plans;
-        }
-    }
-}
-
-/* Nobody got a row although somebody has work. Whoever runs is alone by now: everybody else has been
- * preempted for it. Either it needs a block more for a copy of its own last one, which it can do
- * without if it starts over from the cache; or pins are in the way. */
-static void last_resort(kvp__sched *s)
-{
-    for (kvp__sched_entry *e; (e = last_running(s)) != NULL;) preempt(s, e);
-    s->preempted = false;
-    admit_waiting(s);
-    s->step.stalled = s->step.n_items == 0 && kvp__sched_has_work(s);
-}
-
-/* --- the step --- */
-
-static void finish_plan(kvp__sched *s)
-{
-    kvp__sched_step *p = &s->step;
-    uint32_t row = 0;
-    for (uint32_t i = 0; i < p->n_items; i++) {
-        p->items[i].first_row = row;
-        row += p->items[i].n_rows;
-        p->n_logits += p->items[i].logits;
-        p->n_copies += kvp__seq_copies(p->items[i].entry->seq, p->copies + p->n_copies);
-    }
-    show_levels(s);
-    if (p->n_items == 0) return;
-    s->planned = true;
-    kvp__pool_fence_raise(s->pool);
-}
-
-const kvp__sched_step *kvp__sched_plan(kvp__sched *s)
-{
-    kvp__sched_step *p = &s->step;
-    p->n_items = p->n_rows = p->n_logits = p->n_copies = p->n_ended = 0;
-    p->stalled = false;
-    s->preempted = false;
-    s->plans++;
-    plan_decodes(s, decode_quota(s));
-    plan_prefills(s);
-    admit_waiting(s);
-    plan_decodes(s, rows_left(s));
-    if (p->n_items == 0 && p->n_ended == 0 && kvp__sched_has_work(s)) last_resort(s);
-    finish_plan(s);
-    return p;
-}
-
-static void commit_item(kvp__sched *s, kvp__sched_item *item)
-{
-    kvp__sched_entry *e = item->entry;
-    kvp__seq *seq = e->seq;
-    e->planned = 0;
-    if (!e->counted) KVP__BUMP(s->pool->counters.tokens_prompt, seq->length);
-    e->counted = true;
-    (void)kvp__seq_commit(seq, item->n_rows);
-    bool complete = seq->computed == seq->length;
-    item->decide = item->logits && complete && seq->length == item->first_pos + item->n_rows;
-    if (complete && !item->decide) ask_host(e); /* cut meanwhile, to what there was and no more */
-    else if (!complete && is_running(e)) run(s, e);
-    hold_settle(e);
-}
-
-void kvp__sched_commit(kvp__sched *s)
-{
-    if (!s->planned) return;
-    kvp__sched_step *p = &s->step;
-    for (uint32_t i = 0; i < p->n_items; i++) {
-        kvp__sched_item *item = &p->items[i];
-        if (item->entry) commit_item(s, item);
-        if (item->decode) KVP__BUMP(s->stats.rows_decode, item->n_rows);
-        else KVP__BUMP(s->stats.rows_prefill, item->n_rows);
-    }
-    KVP__BUMP(s->stats.steps, 1);
-    KVP__BUMP(s->stats.rows, p->n_rows);
-    kvp__pool_fence_drop(s->pool);
-    s->planned = false;
-    show_levels(s);
-}
-
-void kvp__sched_abort(kvp__sched *s)
-{
-    if (!s->planned) return;
-    for (uint32_t i = 0; i < s->step.n_items; i++) {
-        kvp__sched_item *item = &s->step.items[i];
-        kvp__sched_entry *e = item->entry;
-        if (!e) continue;
-        e->planned = 0;
-        kvp__seq_abort(e->seq);
-        if (item->admitted) {
-            e->admitted = false;
-            if (!item->kept) kvp__seq_release_unpinned(e->seq);
-            if (is_running(e)) wait_turn(s, e);
-        }
-        hold_settle(e);
-    }
-    kvp__pool_fence_drop(s->pool);
-    s->planned = false;
-    show_levels(s);
-}
-
-/* --- the walker --- */
-
-static kvp_status contradiction(kvp_error *err, const kvp__sched_entry *e, const char *what)
-{
-    return kvp__fail(err, KVP_ERR_INTERNAL, "scheduler: entry %llu (state %u) %s",
-                     (unsigned long long)e->arrival, e->state, what);
-}
-
-static const char *wrong_entry(const kvp__sched *s, const kvp__sched_entry *e,
-                               const kvp__sched_list *l)
-{
-    const kvp__seq *q = e->seq;
-    uint32_t state = l == &s->waiting ? KVP_SEQ_WAITING
-                     : l == &s->prefill ? KVP_SEQ_PREFILL : KVP_SEQ_DECODE;
-    if (e->order_list != l) return "is in a list that it does not know of";
-    if (!e->in_batch) return "is in a list without being in the batch";
-    if (e->state != state) return "is in a list of another state";
-    if (e->paused || e->host) return "is in a list although it is paused or asks the host";
-    if (l != &s->waiting && !e->admitted) return "runs without having been admitted";
-    if (l != &s->waiting && e->hold_list) return "runs and counts as a holder";
-    if (l == &s->decode && q->length - q->computed != 1 && !e->planned)
-        return "decodes with other than one token to compute";
-    if (l != &s->decode && e->order.next && ahead(e->order.next, e)) return "is out of order";
-    if (e->planned && (e->planned > s->step.n_items ||
-                       s->step.items[e->planned - 1].entry != e))
-        return "is planned under another entry's item";
-    return NULL;
-}
-
-static kvp_status check_order(const kvp__sched *s, const kvp__sched_list *l, kvp_error *err)
-{
-    uint32_t n = 0;
-    for (const kvp__sched_entry *e = l->head; e; e = e->order.next, n++) {
-        const char *what = n == l->count ? "is in a list longer than its count"
-                                         : wrong_entry(s, e, l);
-        if (what) return contradiction(err, e, what);
-    }
-    if (n == l->count) return KVP_OK;
-    return kvp__fail(err, KVP_ERR_INTERNAL, "scheduler: a list of %u entries counts %u", n,
-                     l->count);
-}
-
-static kvp_status check_holders(const kvp__sched_holders *h, uint32_t which, kvp_error *err)
-{
-    static const uint32_t states[KVP__HOLDS] = { KVP_SEQ_PARKED, KVP_SEQ_PAUSED, KVP_SEQ_HOST,
-                                                 KVP_SEQ_WAITING };
-    const kvp__sched_list *l = &h->lists[which];
-    uint32_t n = 0;
-    for (const kvp__sched_entry *e = l->head; e; e = e->hold.next, n++) {
-        if (n == l->count) return contradiction(err, e, "is a holder in a list longer than its count");
-        if (e->hold_list != l) return contradiction(err, e, "is in a list of holders it does not know");
-        if (e->state != states[which]) return contradiction(err, e, "is a holder of another state");
-        if (e->seq->n_blocks <= e->seq->pin_blocks)
-            return contradiction(err, e, "is a holder of nothing");
-    }
-    if (n == l->count) return KVP_OK;
-    return kvp__fail(err, KVP_ERR_INTERNAL, "scheduler: %u holders count %u", n, l->count);
-}
-
-kvp_status kvp__sched_check(const kvp__sched *s, kvp_error *err)
-{
-    const kvp__sched_list *lists[] = { &s->waiting, &s->prefill, &s->decode };
-    uint32_t listed = 0;
-    for (size_t i = 0; i < KVP__COUNT(lists); i++) {
-        kvp_status st = check_order(s, lists[i], err);
-        if (st != KVP_OK) return st;
-        listed += lists[i]->count;
-    }
-    for (uint32_t h = 0; h < KVP__HOLDS; h++) {
-        kvp_status st = check_holders(s->holders, h, err);
-        if (st != KVP_OK) return st;
-    }
-    if (running(s) > s->o.max_sequences || listed > s->entries)
-        return kvp__fail(err, KVP_ERR_INTERNAL, "scheduler: %u run, %u are listed, %u are there",
-                         running(s), listed, s->entries);
-    if (s->planned != (s->pool->fence != 0))
-        return kvp__fail(err, KVP_ERR_INTERNAL, "scheduler: planned %d but the fence is %u",
-                         s->planned, s->pool->fence);
-    return KVP_OK;
+    return s->waiting.count + kvp__sched_running(s) > 0;
 }

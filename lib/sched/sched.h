@@ -13,9 +13,9 @@
  *
  * or kvp__sched_abort(s) in place of the last two. While a step is planned the pool's fence is up:
  * blocks that are given back stay out of circulation until commit or abort. The host may append,
- * fork, truncate, pause, cancel and destroy meanwhile: an entry that leaves clears the `entry` of its
- * item, so a late result has nobody to go to; a truncate or an append makes only the choice of the
- * next token void (`decide` stays false).
+ * fork, truncate, pause, cancel and destroy meanwhile: an entry that leaves clears the `entry` of
+ * its item, so a late result has nobody to go to; a truncate or an append makes only the choice of
+ * the next token void (`decide` stays false).
  *
  * Order. Entries are ordered by priority (higher first), then by arrival. Waiting entries are
  * admitted strictly in that order; when blocks run out the last running entry in that order gives
@@ -68,6 +68,7 @@ struct kvp__sched_entry {
     uint64_t arrival;        /* number of its add: unique, kept until it leaves the batch */
     uint64_t leader;         /* arrival of the entry whose prefill it waits for; 0: none */
     uint32_t leader_until;   /* until that one has computed so many tokens */
+    uint32_t owed;           /* add asked for the last row of this length again; 0: it did not */
     uint32_t planned;        /* 1 + index of its item in the planned step; 0: none */
     uint64_t tried;          /* number of the plan that last considered it as a decode */
     uint64_t preemptions;    /* since its add */
@@ -124,8 +125,8 @@ typedef struct kvp__sched_step {
     uint32_t n_logits;
     uint32_t n_copies;
     kvp__copy *copies;       /* to be run before any row is stored */
-    kvp__sched_entry **ended; /* [n_ended]: grown past what the pool can hold alone: parked now, with */
-    uint32_t n_ended;         /* all their tokens; their ending is CAPACITY */
+    kvp__sched_entry **ended; /* [n_ended]: grown past what the pool can hold alone: parked now, */
+    uint32_t n_ended;         /* with all their tokens; their ending is CAPACITY */
     bool stalled;            /* n_rows is 0, somebody has work, and only pins are in the way */
 } kvp__sched_step;
 

@@ -1,9 +1,9 @@
 /*
- * A device of arithmetic for the scheduler's tests: the "KV" of a token is a digest of all tokens up
- * to and including it, and the next token is a function of the last digest. A row reads every slot
- * that its context needs and compares it with the digest computed from the tokens alone, so a block
- * that was handed out too early, published before it was written, copied too short or shared wrongly
- * shows at once, and a sequence's output is known in advance.
+ * A device of arithmetic for the scheduler's tests: the "KV" of a token is a digest of all tokens
+ * up to and including it, and the next token is a function of the last digest. A row reads every
+ * slot that its context needs and compares it with the digest computed from the tokens alone, so a
+ * block that was handed out too early, published before it was written, copied too short or shared
+ * wrongly shows at once, and a sequence's output is known in advance.
  *
  * Rooms are checked after every operation (sim_check recounts blocks, prefixes and lists).
  */

@@ -73,6 +73,8 @@ static void added_again_it_goes_on(void **state)
     assert_int_equal(q->seq.computed, 8);
     sim_add(s, q);
     assert_int_equal(q->seq.pin, 8);
+    sim_truncate(s, q, 8); /* cuts nothing, so changes nothing */
+    assert_int_equal(q->entry.state, KVP_SEQ_WAITING);
     sim_run(s, 20);
     assert_int_equal(q->seq.length, 12);
     assert_int_equal(usage(q).computed, 4);
@@ -445,7 +447,8 @@ static void shares_hold(uint32_t budget, uint32_t share)
     for (uint32_t i = 0; i < STEPS; i++) assert_int_equal(sim_step(s), budget);
     prefill = s->sched.stats.rows_prefill - prefill;
     decode = s->sched.stats.rows_decode - decode;
-    uint64_t all = (uint64_t)budget * STEPS, thousandths = share == KVP_PREFILL_SHARE_NONE ? 0 : share;
+    uint64_t all = (uint64_t)budget * STEPS;
+    uint64_t thousandths = share == KVP_PREFILL_SHARE_NONE ? 0 : share;
     assert_true(prefill > 0);
     assert_true(decode > 0);
     uint64_t most = budget > 1 ? (uint64_t)(budget - 1) * STEPS : all * 9 / 10;
@@ -785,6 +788,22 @@ static void a_cut_in_flight_drops_the_result(void **state)
     }
 }
 
+static void cut_to_nothing_it_waits_for_the_host(void **state)
+{
+    (void)state;
+    sim *s = sim_create(&(sim_options){ .no_cache = true });
+    sim_seq *q = sim_new(s, 1, 12, 4, 0);
+    sim_add(s, q);
+    sim_truncate(s, q, 0);
+    assert_int_equal(q->entry.state, KVP_SEQ_HOST);
+    assert_false(kvp__sched_has_work(&s->sched));
+    sim_append_text(s, q, 2, 3);
+    sim_run(s, 10);
+    assert_int_equal(q->seq.length, 7);
+    sim_expect_output(q);
+    sim_destroy(s);
+}
+
 static void pause_watched(sim *s)
 {
     kvp__sched_pause(&s->sched, &watched->entry);
@@ -978,6 +997,7 @@ int main(void)
         cmocka_unit_test(pins_in_the_way_are_a_stall),
         cmocka_unit_test(a_prompt_may_grow_while_its_last_chunk_runs),
         cmocka_unit_test(a_cut_in_flight_drops_the_result),
+        cmocka_unit_test(cut_to_nothing_it_waits_for_the_host),
         cmocka_unit_test(a_result_counts_that_comes_after_a_pause),
         cmocka_unit_test(an_aborted_step_has_not_been),
         cmocka_unit_test(case_b58_cancel_in_every_state),
