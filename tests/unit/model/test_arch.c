@@ -452,12 +452,14 @@ static void case_b148(void **state)
     static const uint32_t heads[] = {2, 2, 4, 0, 2};
     kvp__layout layout;
     kvp_error err = {.size = sizeof err};
+    kvp_plan_options po = {.size = sizeof po, .tokens = 4000, .sequences = 4};
+    kvp_plan_result plan = {.size = sizeof plan};
     load_tiny(&(gw_model){.layers = 4});
     assert_int_equal(kv_bytes_per_token(), 4 * 2 * 2 * 8 * 2);
-    assert_int_equal(kvp__layout_make(&layout, &the_model.geometry, 16, KVP_KV_F16, KVP_KV_F16, 1000,
-                                      &err), KVP_OK);
-    double wanted = 1000.0 * 16 * (double)kv_bytes_per_token();
-    assert_true((double)layout.bytes >= wanted);
+    assert_int_equal(kvp__plan(&the_model.geometry, &po, &plan, &err), KVP_OK);
+    assert_int_equal(kvp__layout_make(&layout, &the_model.geometry, 16, KVP_KV_F16, KVP_KV_F16,
+                                      plan.blocks, &err), KVP_OK);
+    assert_true(fabs((double)plan.kv_bytes / (double)layout.bytes - 1) < 0.01);
     unload();
 
     gw w = with_kv_heads(heads, 4);
