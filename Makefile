@@ -132,7 +132,10 @@ TEST_DIRS := $(sort $(patsubst %/,%,$(wildcard tests/unit/*/ tests/api/ tests/lo
 TEST_SRC := $(sort $(foreach d,$(TEST_DIRS),$(wildcard $d/test_*.c)))
 TESTS := $(TEST_SRC:%.c=$B/%)
 SUPPORT_SRC := $(sort $(wildcard tests/support/*.c))
-SUPPORT_OBJ := $(SUPPORT_SRC:%.c=$B/%.o)
+SUPPORT := $B/libsupport.a
+
+$(SUPPORT): $(SUPPORT_SRC:%.c=$B/%.o)
+	@echo "  AR  $@" && rm -f $@ && $(AR) rcs $@ $^
 
 # A foreign target has no CMocka; tests/cross has the little of it that our tests use.
 HOST_ARCH := $(shell uname -m)
@@ -146,9 +149,9 @@ TEST_LDFLAGS_tests/oom := -Wl,--wrap=mmap,--wrap=munmap,--wrap=pthread_create,--
 
 define test_rule
 TEST_HELP_$1 := $(patsubst %.c,$B/%.o,$(filter-out $1/test_%.c,$(wildcard $1/*.c)))
-$(patsubst %.c,$B/%,$(wildcard $1/test_*.c)): %: %.o $$(TEST_HELP_$1) $(SUPPORT_OBJ) $(STATIC)
+$(patsubst %.c,$B/%,$(wildcard $1/test_*.c)): %: %.o $$(TEST_HELP_$1) $(SUPPORT) $(STATIC)
 	@echo "  LD  $$@" && $$(CC) $$(ALL_LDFLAGS) $$(TEST_LDFLAGS_$1) -o $$@ $$< \
-	    $$(TEST_HELP_$1) $(SUPPORT_OBJ) $(STATIC) $(CMOCKA) $$(ALL_LDLIBS)
+	    $$(TEST_HELP_$1) $(SUPPORT) $(STATIC) $(CMOCKA) $$(ALL_LDLIBS)
 endef
 $(foreach d,$(TEST_DIRS),$(eval $(call test_rule,$d)))
 
@@ -170,8 +173,8 @@ check: $(TESTS) $(FUZZ) all ## build and run every test; the last line counts th
 # libFuzzer when tests/fuzz/run.sh asks for it by FUZZ_LINK.
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ := $(FUZZ_SRC:%.c=$B/%)
-$(FUZZ): %: %.o $(if $(FUZZ_LINK),,$B/tests/fuzz/standalone.o) $(SUPPORT_OBJ) $(STATIC)
-	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) $(FUZZ_LINK) -o $@ $(filter %.o,$^) $(STATIC) \
+$(FUZZ): %: %.o $(if $(FUZZ_LINK),,$B/tests/fuzz/standalone.o) $(SUPPORT) $(STATIC)
+	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) $(FUZZ_LINK) -o $@ $(filter %.o,$^) $(SUPPORT) $(STATIC) \
 	    $(CMOCKA) $(ALL_LDLIBS)
 
 .PHONY: fuzz-programs print-fuzz fuzz fuzz-coverage sanitize mutants print-tests
