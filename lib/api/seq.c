@@ -157,7 +157,7 @@ kvp_status kvp_seq_get_logits(const kvp_seq *seq, const float **out, size_t *cou
     if (!out) return leave(s->cache, kvp__fail(err, KVP_ERR_INVALID_ARG, "out: NULL"));
     if (!s->logits_pending)
         return leave(s->cache, kvp__fail(err, KVP_ERR_STATE, "no logits are pending"));
-    *out = s->logits;
+    *out = s->logits->row;
     if (count) *count = kvp__cache_vocabulary(s->cache);
     return leave(s->cache, KVP_OK);
 }

@@ -55,6 +55,14 @@ typedef struct kvp__endings {
     int32_t tokens[];
 } kvp__endings;
 
+/* A row of logits that the host reads; counted, because a fork shares its parent's until one of the
+ * two gets new ones. */
+typedef struct kvp__logits {
+    uint32_t refs;
+    uint32_t pad[15]; /* the row begins on a cache line */
+    float row[];
+} kvp__logits;
+
 struct kvp__sequence {
     kvp__sched_entry entry;
     kvp__seq seq;
@@ -71,7 +79,8 @@ struct kvp__sequence {
     kvp__settings *settings;
     kvp__endings *endings;      /* NULL: only the model's own */
     kvp__textstream stream;
-    float *logits;              /* [vocabulary], mode KVP_SAMPLE_HOST; else NULL */
+    kvp__logits *logits;        /* mode KVP_SAMPLE_HOST; else NULL */
+    kvp__logits *spare;         /* there whenever `logits` is shared: a step allocates nothing */
     bool logits_pending;
     bool ring_full;             /* paused for that; lifted when the host takes events */
     bool host_paused;           /* paused by kvp_seq_pause */
@@ -219,6 +228,8 @@ void kvp__sequence_get_info(const kvp__sequence *s, kvp_seq_info *out);
 /* What it may grow to: its context, and what max_tokens leaves. */
 uint64_t kvp__sequence_max_length(const kvp__sequence *s);
 bool kvp__sequence_is_host(const kvp__sequence *s); /* the host chooses its tokens */
+/* A row of logits that nobody else reads, to be written; NULL: none is kept for this sequence. */
+float *kvp__sequence_logits_row(kvp__sequence *s);
 void kvp__settings_release(kvp__cache *c, kvp__settings *s);
 
 /* --- loop.c --- */

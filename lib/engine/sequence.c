@@ -74,15 +74,55 @@ static uint64_t fresh_seed(kvp__cache *c)
     return seed ? seed : 1;
 }
 
-/* Rows are taken when they may be needed, not when they are: a step allocates nothing. */
-static kvp_status take_logits_row(kvp__sequence *s, const kvp__settings *settings, kvp_error *err)
+static size_t logits_bytes(const kvp__cache *c)
 {
-    bool wanted = settings->sampler.mode == KVP_SAMPLE_HOST && !s->cache->model->own_model;
-    if (!wanted || s->logits) return KVP_OK;
-    uint32_t n = kvp__cache_vocabulary(s->cache);
-    s->logits = kvp__alloc_array(hooks_of(s->cache), n, sizeof *s->logits);
-    if (s->logits) return KVP_OK;
-    return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for %u logits", (unsigned)n);
+    return sizeof(kvp__logits) + kvp__cache_vocabulary(c) * sizeof(float);
+}
+
+/* Rows are taken when they may be needed, not when they are: a step allocates nothing. */
+static kvp_status take_logits(kvp__cache *c, kvp__logits **out, kvp_error *err)
+{
+    if (*out) return KVP_OK;
+    *out = kvp__alloc(hooks_of(c), logits_bytes(c));
+    if (!*out)
+        return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for %u logits",
+                         (unsigned)kvp__cache_vocabulary(c));
+    (*out)->refs = 1;
+    return KVP_OK;
+}
+
+static void release_logits(kvp__cache *c, kvp__logits *l)
+{
+    if (l && --l->refs == 0) kvp__free(hooks_of(c), l, logits_bytes(c));
+}
+
+static bool wants_logits(const kvp__sequence *s, const kvp__settings *t)
+{
+    return t->sampler.mode == KVP_SAMPLE_HOST && !s->cache->model->own_model;
+}
+
+/* Both read one row from here on; each has another to write to. */
+static kvp_status share_logits(kvp__sequence *parent, kvp__sequence *child, kvp_error *err)
+{
+    kvp_status st = take_logits(parent->cache, &parent->spare, err);
+    if (st != KVP_OK) return st;
+    child->spare = child->logits;
+    child->logits = parent->logits;
+    child->logits->refs++;
+    child->logits_pending = true;
+    return KVP_OK;
+}
+
+float *kvp__sequence_logits_row(kvp__sequence *s)
+{
+    if (!s->logits || !kvp__sequence_is_host(s)) return NULL;
+    s->logits_pending = false;
+    if (s->logits->refs > 1) {
+        s->logits->refs--;
+        s->logits = s->spare;
+        s->spare = NULL;
+    }
+    return s->logits->row;
 }
 
 kvp_status kvp__sequence_set_sampling(kvp__sequence *s, const kvp_sampling *in, kvp_error *err)
@@ -92,7 +132,7 @@ kvp_status kvp__sequence_set_sampling(kvp__sequence *s, const kvp_sampling *in, 
     kvp_status st = sampling_in(&o, s->cache, in, err);
     if (st == KVP_OK) st = settings_make(&t, s->cache, &o, err);
     if (st != KVP_OK) return st;
-    st = take_logits_row(s, t, err);
+    if (wants_logits(s, t)) st = take_logits(s->cache, &s->logits, err);
     if (st != KVP_OK) {
         kvp__settings_release(s->cache, t);
         return st;
@@ -213,8 +253,8 @@ void kvp__sequence_free(kvp__sequence *s)
     kvp__ring_fini(&s->ring, hooks_of(c));
     kvp__settings_release(c, s->settings);
     endings_release(c, s->endings);
-    if (s->logits)
-        kvp__free(hooks_of(c), s->logits, kvp__cache_vocabulary(c) * sizeof *s->logits);
+    release_logits(c, s->logits);
+    release_logits(c, s->spare);
     kvp__free(hooks_of(c), s, sizeof *s);
 }
 
@@ -289,7 +329,7 @@ static kvp_status inherit(kvp__sequence *s, kvp__sequence *parent, const kvp_seq
                           ((const char *)p->sampler.bias - (const char *)p));
     if (p->recent) t->recent = (int32_t *)(void *)((char *)t + ((char *)p->recent - (const char *)p));
     s->settings = t;
-    return take_logits_row(s, t, err);
+    return wants_logits(s, t) ? take_logits(c, &s->logits, err) : KVP_OK;
 }
 
 kvp_status kvp__sequence_fork(kvp__sequence **out, kvp__sequence *parent, uint64_t length,
@@ -311,6 +351,8 @@ kvp_status kvp__sequence_fork(kvp__sequence **out, kvp__sequence *parent, uint64
     if (st == KVP_OK && length > s->context)
         st = kvp__fail(err, KVP_ERR_INVALID_ARG, "context: %llu is below the length %llu",
                        (unsigned long long)s->context, (unsigned long long)length);
+    if (st == KVP_OK && parent->logits_pending && s->logits && length == parent->seq.length)
+        st = share_logits(parent, s, err);
     if (st == KVP_OK) st = kvp__seq_fork(&parent->seq, (uint32_t)length, &s->seq, err);
     if (st == KVP_OK)
         st = join(s, o->ring ? o->ring : parent->ring.capacity,
@@ -318,10 +360,6 @@ kvp_status kvp__sequence_fork(kvp__sequence **out, kvp__sequence *parent, uint64
     if (st != KVP_OK) {
         kvp__sequence_free(s);
         return st;
-    }
-    if (parent->logits_pending && s->logits && length == parent->seq.length) {
-        memcpy(s->logits, parent->logits, kvp__cache_vocabulary(c) * sizeof *s->logits);
-        s->logits_pending = true;
     }
     *out = s;
     return KVP_OK;

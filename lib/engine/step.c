@@ -62,7 +62,7 @@ static void prepare_output(kvp__loop *l, const kvp__sched_item *item, kvp__seque
     kvp__pending *p = &l->pending[i];
     p->settings = s->settings;
     p->settings->refs++;
-    p->host_row = s->logits && kvp__sequence_is_host(s) ? s->logits : NULL;
+    p->host_row = kvp__sequence_logits_row(s);
     p->seed = s->seed;
     p->position = (uint64_t)item->first_pos + item->n_rows;
     p->status = KVP_OK;
