@@ -149,6 +149,7 @@ kvp_status kvp__seq_fork(kvp__seq *s, uint32_t length, kvp__seq *child, kvp_erro
         return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a fork of %u tokens", length);
     c.length = length;
     c.peak = at_most(s->peak, length);
+    if (c.peak < c.computed) c.peak = c.computed; /* what its parent found is its own */
     c.n_published = at_most(s->n_published, c.computed >> s->pool->block_shift);
     c.n_blocks = n;
     for (uint32_t g = 0; n && g < s->pool->n_groups; g++) {
