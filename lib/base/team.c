@@ -117,6 +117,7 @@ void kvp__program_init(kvp__program *p, const kvp__phase *phases, uint32_t n_pha
     p->team = NULL;
     atomic_store_explicit(&p->finished, 0, memory_order_relaxed);
     atomic_store_explicit(&p->over, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->cancelled, 0, memory_order_relaxed);
     atomic_store_explicit(&p->cursor, CURSOR(phase_from(p, 0), 0), memory_order_release);
 }
 
@@ -182,7 +183,8 @@ static void end_program(kvp__program *p, worker *self)
 static bool run_chunk(kvp__program *p, uint32_t phase, uint32_t chunk, void *scratch, worker *self)
 {
     const kvp__phase *ph = &p->phases[phase];
-    ph->run(ph->user, chunk, scratch);
+    if (!atomic_load_explicit(&p->cancelled, memory_order_relaxed))
+        ph->run(ph->user, chunk, scratch);
     if (atomic_fetch_add_explicit(&p->finished, 1, memory_order_acq_rel) + 1 != ph->n_chunks)
         return false;
     atomic_store_explicit(&p->finished, 0, memory_order_relaxed);
@@ -205,6 +207,11 @@ bool kvp__program_over(const kvp__program *p)
     uint32_t spins = 0, over;
     while ((over = atomic_load_explicit(&q->over, memory_order_acquire)) == 1) back_off(&spins);
     return over == 2;
+}
+
+void kvp__program_cancel(kvp__program *p)
+{
+    atomic_store_explicit(&p->cancelled, 1, memory_order_relaxed);
 }
 
 bool kvp__program_advance(kvp__program *p, const kvp__hooks *clock, uint64_t until, bool wait,

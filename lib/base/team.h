@@ -36,6 +36,7 @@ typedef struct kvp__program {
     _Atomic uint64_t cursor;   /* phase << 32 | next chunk */
     _Atomic uint32_t finished; /* chunks of the current phase */
     _Atomic uint32_t over;     /* 1: done is being called, 2: it has returned */
+    _Atomic uint32_t cancelled;
     struct kvp__program *next; /* in the team's queue */
     kvp__team *team;           /* NULL: inline */
 } kvp__program;
@@ -67,6 +68,8 @@ void kvp__team_start(kvp__team *t, kvp__program *p);
 /* True once every chunk has run and `done` has returned: no thread touches the program any more. May
  * be asked inside neither chunks nor `done`. */
 bool kvp__program_over(const kvp__program *p);
+/* Chunks that have not begun are passed over from now on; the program ends as ever. Any thread. */
+void kvp__program_cancel(kvp__program *p);
 /* Runs chunks on the calling thread until the program is over or the clock passes `until` (0: no
  * limit); between two chunks only. True: over. With `wait` false it also returns when every chunk
  * that can run now is taken by others. */

@@ -255,6 +255,35 @@ static void inline_run_keeps_its_deadline(void **s)
     assert_true(kvp__program_over(&p));
 }
 
+static kvp__program cancelled_program;
+
+static void cancelling_chunk(void *user, uint32_t i, void *scratch)
+{
+    (void)scratch;
+    atomic_fetch_add((_Atomic uint32_t *)user, 1);
+    if (i == 2) kvp__program_cancel(&cancelled_program);
+}
+
+static void note_done(void *user) { atomic_fetch_add((_Atomic uint32_t *)user, 1000); }
+
+static void cancelled_programs_end(void **s)
+{
+    (void)s;
+    _Atomic uint32_t ran;
+    kvp__phase ph[2] = {{cancelling_chunk, &ran, 5}, {cancelling_chunk, &ran, 5}};
+    atomic_store(&ran, 0);
+    kvp__program_init(&cancelled_program, ph, 2, note_done, &ran);
+    assert_true(kvp__program_advance(&cancelled_program, &hooks, 0, true, NULL));
+    assert_int_equal(atomic_load(&ran), 1003);
+    kvp__team *t = team_of(2);
+    atomic_store(&ran, 0);
+    kvp__program_init(&cancelled_program, ph, 2, note_done, &ran);
+    kvp__team_start(t, &cancelled_program);
+    wait_over(&cancelled_program);
+    assert_in_range(atomic_load(&ran), 1003, 1005);
+    assert_true(kvp__team_release(t));
+}
+
 /* --- what surrounds a chunk --- */
 
 /* By what the arithmetic does: fegetround would read the unit that our code does not use. */
@@ -393,6 +422,7 @@ int main(void)
         cmocka_unit_test(references_are_counted),
         cmocka_unit_test(empty_programs_end),
         cmocka_unit_test(inline_run_keeps_its_deadline),
+        cmocka_unit_test(cancelled_programs_end),
         cmocka_unit_test(workers_block_signals_and_keep_denormals),
         cmocka_unit_test(inline_runs_put_the_hosts_state_back),
         cmocka_unit_test(creation_fails_cleanly),
