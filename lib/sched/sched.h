@@ -33,7 +33,6 @@
 #define KVP_SCHED_SCHED_H
 
 #include "base/base.h"
-#include "device/device.h"
 #include "pool/pool.h"
 #include "prefix/prefix.h"
 #include "seq/seq.h"
