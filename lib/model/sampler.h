@@ -21,7 +21,7 @@
 /* Checked settings, with the defaults filled in. */
 typedef struct kvp__sampler {
     uint32_t mode;            /* KVP_SAMPLE_... */
-    float temperature;        /* 0: greedy */
+    float temperature;        /* 0: greedy; what is below 1e-6 counts as 0 */
     float top_p;              /* in (0, 1]; 1: off */
     float min_p;              /* in [0, 1]; 0: off */
     uint32_t top_k;           /* 0: off */

@@ -447,7 +447,8 @@ static int named_byte(const uint8_t *piece, size_t bytes)
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* What a byte becomes that is in no piece: its token, or the unknown one, or nothing (-1). */
+/* What a byte becomes that is in no piece: its token, or (SentencePiece) the unknown one, or nothing
+ * (-1): some byte-level vocabularies lack the rarest control characters, and their authors drop them. */
 static void index_bytes(kvp__tokenizer *t)
 {
     for (int b = 0; b < 256; b++) t->byte_ids[b] = -1;
@@ -463,7 +464,7 @@ static void index_bytes(kvp__tokenizer *t)
     for (int b = 0; b < 256; b++) {
         uint8_t byte = (uint8_t)b;
         if (t->byte_ids[b] < 0) t->byte_ids[b] = (int32_t)kvp__vocab_find(t, &byte, 1);
-        if (t->byte_ids[b] < 0) t->byte_ids[b] = t->unknown;
+        if (t->byte_ids[b] < 0 && t->kind == KVP__KIND_SPM) t->byte_ids[b] = t->unknown;
     }
 }
 
