@@ -2,8 +2,8 @@
  * Conversations as token ids. See chat.h for the invariant.
  *
  * Marks are pushed as ids, everything else goes through the tokenizer as plain text. What stands
- * between two marks is tokenized in one go ("user\n" and the message behind it, say), because that is
- * how the text of a template would be cut too.
+ * between two marks is tokenized in one go ("user\n" and the message behind it, say), because that
+ * is how the text of a template would be cut too.
  *
  * From a template these things are read, by looking for their text: which marks it has, a default
  * system prompt (ChatML), whether the system prompt has lines about dates (Llama 3.1), and where
@@ -120,7 +120,7 @@ typedef enum role { SYSTEM, USER, ASSISTANT } role;
 
 typedef struct writer {
     const kvp__tokenizer *t;
-    const kvp__chat_style *style; /* the file's, or an empty one if it is not its format that is asked */
+    const kvp__chat_style *style; /* the file's; a plain one if another format is asked for */
     kvp__ids ids;
     char *text;                   /* plain text since the last mark */
     size_t n_text, text_size;

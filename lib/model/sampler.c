@@ -2,15 +2,16 @@
  * From logits to a token. See sampler.h for the order of things.
  *
  * Nothing is sorted, and no probability is stored. What top-k, top-p and min-p leave is always all
- * tokens from some place in the order (logit falling, id rising) upwards, so it is described by that
- * place, the `cut`: a logit, and the last id that is kept at exactly this logit. Finding the place is
- * a selection by the bits of the logits, eleven at a time: count (top-k) or add up the probabilities
- * of (top-p) each of 2,048 buckets, walk down to the bucket with the place in it, look into that one.
- * Drawing is two passes over what is kept: its mass, then the token at which a share of it is used up.
+ * tokens from some place in the order (logit falling, id rising) upwards, so it is described by
+ * that place, the `cut`: a logit, and the last id that is kept at exactly this logit. Finding the
+ * place is a selection by the bits of the logits, eleven at a time: count (top-k) or add up the
+ * probabilities of (top-p) each of 2,048 buckets, walk down to the bucket with the place in it,
+ * look into that one. Drawing is two passes over what is kept: its mass, then the token at which a
+ * share of it is used up.
  *
- * Weights are exp((logit - max) / temperature) in float, by a polynomial of our own, four at a time;
- * sums are by blocks of 64 in float lanes and then in double. All of it is IEEE arithmetic in a fixed
- * order, so it gives the same bits on every CPU.
+ * Weights are exp((logit - max) / temperature) in float, by a polynomial of our own, four at a
+ * time; sums are by blocks of 64 in float lanes and then in double. All of it is IEEE arithmetic in
+ * a fixed order, so it gives the same bits on every CPU.
  */
 #include "model/sampler.h"
 
@@ -432,7 +433,8 @@ static uint32_t top_of(const float *x, uint32_t n, uint32_t most, int32_t *ids, 
     return have;
 }
 
-/* Changes a logit, so that it can be put back. Biases and penalties never make one infinite upwards. */
+/* Changes a logit, so that it can be put back. Biases and penalties never make one infinite
+ * upwards. */
 static void change(scratch *w, float *x, uint32_t id, float value)
 {
     w->undo_id[w->n_undo] = id;

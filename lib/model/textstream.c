@@ -1,9 +1,9 @@
 /*
  * Text as it is generated. See textstream.h for the invariant.
  *
- * Each stop string is followed byte by byte with its failure function (Knuth, Morris and Pratt): how
- * many of its first bytes the text ends with. The longest of these, over all stop strings, is what has
- * to be held back. Of what is left, an unfinished UTF-8 character at the end waits too.
+ * Each stop string is followed byte by byte with its failure function (Knuth, Morris and Pratt):
+ * how many of its first bytes the text ends with. The longest of these, over all stop strings, is
+ * what has to be held back. Of what is left, an unfinished UTF-8 character at the end waits too.
  */
 #include "model/textstream.h"
 

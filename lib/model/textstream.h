@@ -1,6 +1,6 @@
 /*
- * The text of a sequence as it is generated: bytes of tokens go in, whole UTF-8 characters come out,
- * and nothing that may turn out to be the beginning of a stop string.
+ * The text of a sequence as it is generated: bytes of tokens go in, whole UTF-8 characters come
+ * out, and nothing that may turn out to be the beginning of a stop string.
  *
  * State of fixed size, no allocation: a kvp__textstream lies inside the sequence, a kvp__stops
  * beside it (a fork shares or copies it). Both are plain data and may be copied by assignment.
@@ -15,8 +15,8 @@
 
 #define KVP__STOP_STRINGS 16u
 #define KVP__STOP_BYTES 128u
-/* The most that is held back: all but the last byte of a stop string, and in front of it an unfinished
- * character. */
+/* The most that is held back: all but the last byte of a stop string, and in front of it an
+ * unfinished character. */
 #define KVP__TEXT_HELD (KVP__STOP_BYTES - 1u + 3u)
 
 typedef struct kvp__stops {

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #define MAX_TOKENS (1u << 28)
-#define MAX_PIECE 4096u  /* bytes: bounds the search for special tokens, and a text stream's input */
+#define MAX_PIECE 4096u /* bytes: bounds the search for special tokens, and what a stream is fed */
 #define MAX_TEXT (1u << 30)
 
 /* The types of GGUF's tokenizer.ggml.token_type; others count as normal. */
@@ -144,9 +144,9 @@ int32_t kvp__tokenizer_find(const kvp__tokenizer *t, const char *piece, size_t b
 
 /* --- creation --- */
 
-/* Byte-level BPE writes each byte as one character, so that a piece is always text: printable Latin-1
- * characters stand for themselves, the other bytes follow in order from U+0100. -1: none of these
- * characters. */
+/* Byte-level BPE writes each byte as one character, so that a piece is always text: printable
+ * Latin-1 characters stand for themselves, the other bytes follow in order from U+0100. -1: none
+ * of these characters. */
 static int byte_of_character(uint32_t c)
 {
     static const uint8_t first[] = {0x00, 0x7f, 0xad}, last[] = {0x20, 0xa0, 0xad};
@@ -162,8 +162,8 @@ static int byte_of_character(uint32_t c)
     return -1;
 }
 
-/* The bytes a BPE piece stands for, as many as the piece has at most. False, and the piece as it is,
- * if it holds something that stands for no byte. */
+/* The bytes a BPE piece stands for, as many as the piece has at most. False, and the piece as it
+ * is, if it holds something that stands for no byte. */
 static bool decode_piece(kvp__str in, uint8_t *out, size_t *bytes)
 {
     const uint8_t *p = (const uint8_t *)in.data, *end = p + in.bytes;
@@ -183,8 +183,8 @@ static bool decode_piece(kvp__str in, uint8_t *out, size_t *bytes)
     return true;
 }
 
-/* Marks of chat formats, and ends of turns: control tokens wherever a file has them, whatever type it
- * gives them, because user text must not become one. */
+/* Marks of chat formats, and ends of turns: control tokens wherever a file has them, whatever
+ * type it gives them, because user text must not become one. */
 static const char *const marks[] = {
     "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<|start_header_id|>",
     "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|begin_of_text|>", "<|end_of_text|>",
@@ -447,8 +447,9 @@ static int named_byte(const uint8_t *piece, size_t bytes)
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* What a byte becomes that is in no piece: its token, or (SentencePiece) the unknown one, or nothing
- * (-1): some byte-level vocabularies lack the rarest control characters, and their authors drop them. */
+/* What a byte becomes that is in no piece: its token, or (SentencePiece) the unknown one, or
+ * nothing (-1): some byte-level vocabularies lack the rarest control characters, and their
+ * authors drop them. */
 static void index_bytes(kvp__tokenizer *t)
 {
     for (int b = 0; b < 256; b++) t->byte_ids[b] = -1;
@@ -468,7 +469,8 @@ static void index_bytes(kvp__tokenizer *t)
     }
 }
 
-/* A token id from the file; `fallback` if the key is absent, -1 (none) if it is the largest number. */
+/* A token id from the file; `fallback` if the key is absent, -1 (none) if it is the largest
+ * number. */
 static kvp_status read_id(const kvp__tokenizer *t, const kvp__gguf *meta, const char *key,
                           int32_t fallback, int32_t *out, kvp_error *err)
 {
@@ -687,7 +689,8 @@ kvp_status kvp__tokenizer_append(const kvp__tokenizer *t, kvp__ids *ids, const c
     bool ok = encode(&e, (const uint8_t *)text, bytes, flags & KVP_TOKENIZE_PARSE_SPECIAL);
     kvp__merge_space_free(&e.space);
     kvp__free(&t->hooks, e.escaped, e.escaped_size);
-    return ok ? KVP_OK : kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory to tokenize %zu bytes", bytes);
+    if (ok) return KVP_OK;
+    return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory to tokenize %zu bytes", bytes);
 }
 
 kvp_status kvp__tokenizer_encode(const kvp__tokenizer *t, const char *text, size_t bytes,

@@ -40,11 +40,12 @@ typedef struct kvp__tokenizer_info {
 
 void kvp__tokenizer_get_info(const kvp__tokenizer *t, kvp__tokenizer_info *out);
 
-/* As kvp_tokenize of the public header; KVP_TOKENIZE_... flags. Control and unknown tokens written in
- * the text become those tokens with KVP_TOKENIZE_PARSE_SPECIAL only. User-defined tokens always do,
- * before anything else (as in llama.cpp and transformers): they are words that the authors added,
- * such as Gemma's runs of line ends. The longest at each place wins. A file that makes a mark of a
- * chat format user-defined is not believed: those are control tokens here. */
+/* As kvp_tokenize of the public header; KVP_TOKENIZE_... flags. Control and unknown tokens
+ * written in the text become those tokens with KVP_TOKENIZE_PARSE_SPECIAL only. User-defined
+ * tokens always do, before anything else (as in llama.cpp and transformers): they are words that
+ * the authors added, such as Gemma's runs of line ends. The longest at each place wins. A file
+ * that makes a mark of a chat format user-defined is not believed: those are control tokens
+ * here. */
 kvp_status kvp__tokenizer_encode(const kvp__tokenizer *t, const char *text, size_t bytes,
                                  uint32_t flags, int32_t *out, size_t capacity, size_t *count,
                                  kvp_error *err);
@@ -64,8 +65,8 @@ size_t kvp__tokenizer_piece(const kvp__tokenizer *t, int32_t token, uint32_t fla
 /* KVP_TOKEN_...; 0 for an id out of range. */
 uint32_t kvp__tokenizer_flags(const kvp__tokenizer *t, int32_t token);
 
-/* The id whose piece is exactly these bytes (SentencePiece: with U+2581 for a space), or -1. For marks
- * such as "<|im_end|>". */
+/* The id whose piece is exactly these bytes (SentencePiece: with U+2581 for a space), or -1. For
+ * marks such as "<|im_end|>". */
 int32_t kvp__tokenizer_find(const kvp__tokenizer *t, const char *piece, size_t bytes);
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * What the files of the tokenizer share: tokenizer.c (vocabulary, special tokens, pieces),
- * pretoken.c (cutting a text into words), merge.c (words into tokens), chat.c (conversations).
+ * tokenizer_pretoken.c (cutting a text into words), tokenizer_merge.c (words into tokens), chat.c
+ * (conversations).
  * Nobody else includes this.
  */
 #ifndef KVP_MODEL_TOKENIZER_PRIV_H
@@ -22,7 +23,8 @@ typedef struct kvp__ids {
 
 bool kvp__ids_push(kvp__ids *ids, int32_t id); /* false: no memory */
 void kvp__ids_free(kvp__ids *ids);
-/* Copies the list out as kvp_tokenize promises: BUFFER and only *count stored if it does not fit. */
+/* Copies the list out as kvp_tokenize promises: BUFFER and only *count stored if it does not
+ * fit. */
 kvp_status kvp__ids_store(const kvp__ids *ids, int32_t *out, size_t capacity, size_t *count,
                           kvp_error *err);
 
@@ -46,7 +48,7 @@ typedef struct kvp__mistral_style {
     bool system_mark; /* [SYSTEM_PROMPT]: no folding into the user's turn */
     bool space_after_system;
     bool trims_reply;
-    bool system_last; /* the system prompt goes into the last turn of the user, not into the first */
+    bool system_last; /* the system prompt goes into the user's last turn, not into the first */
 } kvp__mistral_style;
 
 typedef struct kvp__chat_style {

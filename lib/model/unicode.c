@@ -10,7 +10,9 @@
 
 size_t kvp__unicode_length(uint8_t lead)
 {
-    return lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
+    if (lead < 0x80) return 1;
+    if (lead < 0xc2 || lead > 0xf4) return 0;
+    return lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
 }
 
 /* The second byte has a narrower range after some first bytes: it is there that overlong forms,

@@ -168,8 +168,9 @@ static size_t match_qwen2(const uint8_t *p, const uint8_t *end)
     return match_tiktoken(p, end, 1);
 }
 
-#define CAPITALS (KVP__UNI_UPPER | KVP__UNI_CASELESS | KVP__UNI_MARK) /* [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] */
-#define SMALLS (KVP__UNI_LOWER | KVP__UNI_CASELESS | KVP__UNI_MARK)   /* [\p{Ll}\p{Lm}\p{Lo}\p{M}] */
+/* [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] and [\p{Ll}\p{Lm}\p{Lo}\p{M}] */
+#define CAPITALS (KVP__UNI_UPPER | KVP__UNI_CASELESS | KVP__UNI_MARK)
+#define SMALLS (KVP__UNI_LOWER | KVP__UNI_CASELESS | KVP__UNI_MARK)
 
 /* CAPITALS*SMALLS+ from here on, with backtracking: what CAPITALS* took too much it gives back, to
  * the last character that SMALLS can begin with. NULL: no match. */

@@ -6,11 +6,11 @@
  * prefer the left-most of equals.
  *
  * Candidates wait in a heap, as priority << 32 | offset of the left symbol, so the smallest is the
- * next. A candidate is looked up again when its turn comes: if the pair at that place is not the one
- * it stood for, its priority differs and it is dropped (equal priorities at one place mean the same
- * merge for ranks, and an equally good one for scores, which has a candidate of its own anyway).
- * A merge adds two candidates at most, so n bytes of text take O(n log n), whatever they are: a
- * word of a megabyte without a space is an ordinary input.
+ * next. A candidate is looked up again when its turn comes: if the pair at that place is not the
+ * one it stood for, its priority differs and it is dropped (equal priorities at one place mean the
+ * same merge for ranks, and an equally good one for scores, which has a candidate of its own
+ * anyway). A merge adds two candidates at most, so n bytes of text take O(n log n), whatever they
+ * are: a word of a megabyte without a space is an ordinary input.
  */
 #include "model/tokenizer_priv.h"
 
