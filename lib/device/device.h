@@ -124,6 +124,10 @@ typedef struct kvp__device {
     void (*poison)(kvp__store *s, uint32_t group, uint32_t block, uint32_t first_token);
 } kvp__device;
 
+/* Whether a step keeps the contract above: lengths within tables, ids within the pool, rows and
+ * positions in order. INTERNAL with the first that does not. The engine asks before every step. */
+kvp_status kvp__work_check(const kvp__work *w, const kvp__layout *l, kvp_error *err);
+
 /* By name ("cpu", NULL: "cpu"); NULL if there is none. */
 const kvp__device *kvp__device_find(const char *name);
 const kvp__device *kvp__device_at(uint32_t index);

@@ -264,7 +264,23 @@ void kvp__loop_drop_flight(kvp__loop *l)
 
 /* --- the call --- */
 
-/* Plans, and sends off what was planned. */
+/* Sends off what was prepared: to the device, or as a view to the host. */
+static kvp_status send_off(kvp__loop *l, kvp_error *err)
+{
+    const kvp__device *d = l->cache->device;
+    kvp_status s = kvp__work_check(&l->work, &l->cache->layout, err);
+    if (s != KVP_OK) return s;
+    if (l->cache->model->own_model) {
+        d->copy(l->runner, l->work.copies, l->work.n_copies);
+        memset(l->layers_done, 0, l->cache->model->model.geometry.n_layers);
+        l->flight = KVP__FLIGHT_HOST;
+        return KVP_OK;
+    }
+    l->flight = KVP__FLIGHT_DEVICE;
+    s = d->launch(l->runner, &l->work);
+    return s == KVP_OK ? s : kvp__fail(err, s, "the device took no step");
+}
+
 static void launch(kvp__loop *l)
 {
     uint64_t t = kvp__now(hooks_of(l));
@@ -272,19 +288,13 @@ static void launch(kvp__loop *l)
     kvp__loop_note_plan(l, step);
     l->step = step;
     if (step->n_rows) {
+        kvp_error e = {.size = sizeof e};
         kvp__loop_prepare(l, step);
-        if (l->cache->model->own_model) {
-            l->cache->device->copy(l->runner, step->copies, step->n_copies);
-            memset(l->layers_done, 0, l->cache->model->model.geometry.n_layers);
-            l->flight = KVP__FLIGHT_HOST;
-        } else {
-            l->flight = KVP__FLIGHT_DEVICE;
-            kvp_status s = l->cache->device->launch(l->runner, &l->work);
-            if (s < 0) {
-                kvp__sched_abort(&l->sched);
-                kvp__loop_land(l);
-                fail(l, s, "the device took no step");
-            }
+        kvp_status s = send_off(l, &e);
+        if (s != KVP_OK) {
+            kvp__sched_abort(&l->sched);
+            kvp__loop_land(l);
+            fail(l, s, e.text);
         }
     }
     count(&l->plan_ns, kvp__now(hooks_of(l)) - t);
