@@ -284,6 +284,9 @@ static void land(game *g)
 {
     kvp__seq before[WORLD_SEQS];
     bool lost = roll(g, 12) == 0;
+    /* Some are stopped in the middle of their rows. */
+    for (uint32_t j = 0; j < g->flight.n; j++)
+        if (roll(g, 6) == 0) g->flight.rows[j] = roll(g, g->flight.rows[j] + 1);
     for (uint32_t i = 0; i < g->n; i++) before[i] = *g->members[i].seq;
     world_land(&g->w, &g->flight, lost);
     g->in_flight = false;

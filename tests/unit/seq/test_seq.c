@@ -299,6 +299,7 @@ static void case_b36(void **state)
     kvp__pool_fence_raise(&w.pool);
     for (uint32_t g = 0; g < 1; g++) w.kv[g][kvp__seq_slot(s, g, 7)] = world_expected(s, g, 7);
     assert_int_equal(kvp__seq_commit(s, 1), 1);
+    assert_int_equal(s->n_blocks, 2);
     assert_int_equal(kvp__seq_truncate(s, 8, NULL), KVP_OK);
     kvp__pool_fence_drop(&w.pool);
     world_check(&w);
@@ -598,6 +599,24 @@ static void test_covered_tail(void **state)
     world_free(&w);
 }
 
+/* A block given up for an equal one leaves nothing in the cache. */
+static void test_replaced_tail_is_forgotten(void **state)
+{
+    (void)state;
+    world w;
+    world_make(&w, 8, 8, 2, WORLD_SHUFFLED);
+    kvp__seq *a = computed_seq(&w, 0, 4), *b = world_seq(&w, NULL);
+    world_append(&w, a, 4, 4);
+    world_append(&w, b, 0, 8);
+    kvp__seq *both[2] = {b, a};
+    uint32_t rows[2] = {8, 4};
+    assert_int_equal(world_step(&w, both, rows, 2), 3);
+    assert_int_equal(a->tables[1][0], b->tables[1][0]);
+    assert_int_equal(w.prefix.n_nodes, 1);
+    assert_int_equal(w.pool.groups[1].n_free, 7);
+    world_free(&w);
+}
+
 /* A copy and a write to its source in one step: copies are made first. */
 static void test_copy_from_a_block_that_is_written(void **state)
 {
@@ -871,6 +890,7 @@ int main(void)
         cmocka_unit_test(test_token_buffers),
         cmocka_unit_test(test_rewrite_in_place),
         cmocka_unit_test(test_covered_tail),
+        cmocka_unit_test(test_replaced_tail_is_forgotten),
         cmocka_unit_test(test_copy_from_a_block_that_is_written),
         cmocka_unit_test(test_abort_is_as_if_not_planned),
         cmocka_unit_test(test_changes_in_flight),
