@@ -303,19 +303,26 @@ KVP__INLINE __m256i four_bytes(const int8_t *x)
     return _mm256_set1_epi32(t);
 }
 
+/* Sums stay in order: GCC would add up a tree, whose leaves do not fit into registers. */
+KVP__INLINE vd vd_add(vd d, __m256i a, __m256i b)
+{
+    d.a = _mm256_add_epi16(d.a, a);
+    d.b = _mm256_add_epi16(d.b, b);
+    __asm__("" : "+x"(d.a), "+x"(d.b));
+    return d;
+}
+
 KVP__INLINE vd vd_step(vd d, vb w, const int8_t *x)
 {
     __m256i t = four_bytes(x);
-    return (vd){_mm256_add_epi16(d.a, _mm256_maddubs_epi16(w.a, t)),
-                _mm256_add_epi16(d.b, _mm256_maddubs_epi16(w.b, t))};
+    return vd_add(d, _mm256_maddubs_epi16(w.a, t), _mm256_maddubs_epi16(w.b, t));
 }
 
 KVP__INLINE vd vd_step_s8(vd d, vb w, const int8_t *x)
 {
     __m256i t = four_bytes(x);
-    __m256i a = _mm256_maddubs_epi16(_mm256_abs_epi8(w.a), _mm256_sign_epi8(t, w.a));
-    __m256i b = _mm256_maddubs_epi16(_mm256_abs_epi8(w.b), _mm256_sign_epi8(t, w.b));
-    return (vd){_mm256_add_epi16(d.a, a), _mm256_add_epi16(d.b, b)};
+    return vd_add(d, _mm256_maddubs_epi16(_mm256_abs_epi8(w.a), _mm256_sign_epi8(t, w.a)),
+                  _mm256_maddubs_epi16(_mm256_abs_epi8(w.b), _mm256_sign_epi8(t, w.b)));
 }
 
 #endif

@@ -39,9 +39,9 @@ enum { TILE_ROWS = 4 };
 #define UNROLL
 #else
 #define SIZES(X, type) X(type, 4) X(type, 2) X(type, 1)
-#define FLOAT_SIZES(X, type) X(type, 4) X(type, 1)
-static const uint32_t sizes[] = {4, 2, 1}, float_sizes[] = {4, 1};
-enum { TILE_ROWS = 4 };
+#define FLOAT_SIZES(X, type) X(type, 6) X(type, 3) X(type, 1)
+static const uint32_t sizes[] = {4, 2, 1}, float_sizes[] = {6, 3, 1};
+enum { TILE_ROWS = 6 };
 #endif
 
 #ifndef UNROLL
@@ -78,12 +78,16 @@ KVP__INLINE vb quants(uint32_t type, const uint8_t *planes, uint32_t c)
     return v;
 }
 
-/* What a block's sums are multiplied by. */
-typedef struct scales {
-    vf scale, minimum;  /* minimum as it is added; with `halves`, of its integer minima */
+/* What a block's integer sums are made with; of use only where the type has them. */
+typedef struct small {
     vi half[2];         /* integer scales of the halves, each twice as two int16 */
     vi offset_pair;     /* int16 pairs: what the half sums of the activations are multiplied by */
     vi minimum_pair;    /* the integer minima of the halves */
+} small;
+
+/* And what they are multiplied by. */
+typedef struct scales {
+    vf scale, minimum;  /* minimum as it is added; of types with halves, of their integer minima */
 } scales;
 
 /* The members of block s's six-bit pairs. */
@@ -108,18 +112,12 @@ KVP__INLINE vi pack_pair(vi a, vi b)
 
 KVP__INLINE vf halves_at(const uint8_t *p) { return vf_load_f16((const uint16_t *)(const void *)p); }
 
-KVP__INLINE scales read_scales(uint32_t type, const uint8_t *super, const uint8_t *block, uint32_t s)
+KVP__INLINE small read_small(uint32_t type, const uint8_t *super, const uint8_t *block, uint32_t s)
 {
     kvp__panel p = kvp__panel_of(type);
     const uint8_t *pairs = super + p.super_head - KVP__PAIRS_BYTES;
-    scales r;
-    r.scale = halves_at(super);
-    r.minimum = p.minimum ? halves_at(super + 32) : vf_zero();
+    small r;
     r.half[0] = r.half[1] = r.offset_pair = r.minimum_pair = vi_zero();
-    if (type == KVP__Q4_K || type == KVP__Q5_K) {
-        r.scale = vf_mul(r.scale, vi_to_vf(pair_first(pairs, s)));
-        r.minimum = vf_neg(vf_mul(r.minimum, vi_to_vf(pair_second(pairs, s))));
-    }
     if (!p.halves) {
         int32_t off = type == KVP__Q8_0 ? VD_S8_EXCESS : p.offset;
         r.offset_pair = vi_set1((int32_t)((uint32_t)(-off & 0xffff) * 0x10001u));
@@ -131,7 +129,6 @@ KVP__INLINE scales read_scales(uint32_t type, const uint8_t *super, const uint8_
         a = vi_and(ta, vi_set1(15));
         b = vi_and(tb, vi_set1(15));
         r.minimum_pair = pack_pair(vi_shr(ta, 4), vi_shr(tb, 4));
-        r.minimum = vf_neg(r.minimum);
     } else if (type == KVP__Q3_K) {
         a = vi_sub(pair_first(pairs, s), vi_set1(32));
         b = vi_sub(pair_second(pairs, s), vi_set1(32));
@@ -145,6 +142,21 @@ KVP__INLINE scales read_scales(uint32_t type, const uint8_t *super, const uint8_
         vi off = vi_set1(-p.offset);
         r.offset_pair = pack_pair(vi_mul(a, off), vi_mul(b, off));
     }
+    return r;
+}
+
+KVP__INLINE scales read_scales(uint32_t type, const uint8_t *super, uint32_t s)
+{
+    kvp__panel p = kvp__panel_of(type);
+    const uint8_t *pairs = super + p.super_head - KVP__PAIRS_BYTES;
+    scales r;
+    r.scale = halves_at(super);
+    r.minimum = p.minimum ? halves_at(super + 32) : vf_zero();
+    if (type == KVP__Q4_K || type == KVP__Q5_K) {
+        r.scale = vf_mul(r.scale, vi_to_vf(pair_first(pairs, s)));
+        r.minimum = vf_neg(vf_mul(r.minimum, vi_to_vf(pair_second(pairs, s))));
+    }
+    if (type == KVP__Q2_K) r.minimum = vf_neg(r.minimum);
     return r;
 }
 
@@ -163,7 +175,7 @@ KVP__INLINE vd step(uint32_t type, vd d, vb w, const int8_t *x)
 }
 
 /* One block for T rows: sum[t] becomes the integer sum, offsets taken off. */
-KVP__INLINE void block_sums(uint32_t type, uint32_t T, const uint8_t *planes, const scales *k,
+KVP__INLINE void block_sums(uint32_t type, uint32_t T, const uint8_t *planes, const small *k,
                             const int8_t *q, size_t q_row, const int16_t *sums, size_t sums_row,
                             vi *sum)
 {
@@ -209,22 +221,23 @@ KVP__INLINE void integer_tile(uint32_t type, uint32_t T, const uint8_t *panel, c
             if (T <= 2)
                 UNROLL for (uint32_t b = 0; b < kvp__panel_block_bytes(p); b += 64)
                     __builtin_prefetch(block + AHEAD + b);
-            scales k = read_scales(type, panel, block, s);
+            small k = read_small(type, panel, block, s);
             vi sum[TILE_ROWS];
             block_sums(type, T, block + p.block_head, &k, q, q_row, sums, 2 * block_row, sum);
+            scales f = read_scales(type, panel, s); /* late: registers are needed before */
             UNROLL for (uint32_t t = 0; t < T; t++) {
-                vf both = vf_mul(k.scale, vf_set1(scale[t * block_row]));
+                vf both = vf_mul(f.scale, vf_set1(scale[t * block_row]));
                 y[t] = vf_fma(vi_to_vf(sum[t]), both, y[t]);
             }
             if (p.minimum && p.halves)
                 UNROLL for (uint32_t t = 0; t < T; t++) {
                     vi m = vi_madd16(vi_zero(), k.minimum_pair, sums_of(sums + 2 * t * block_row));
-                    vf both = vf_mul(k.minimum, vf_set1(scale[t * block_row]));
+                    vf both = vf_mul(f.minimum, vf_set1(scale[t * block_row]));
                     y[t] = vf_fma(vi_to_vf(m), both, y[t]);
                 }
             if (p.minimum && !p.halves)
                 UNROLL for (uint32_t t = 0; t < T; t++)
-                    y[t] = vf_fma(k.minimum, vf_set1(scaled_sum[t * block_row]), y[t]);
+                    y[t] = vf_fma(f.minimum, vf_set1(scaled_sum[t * block_row]), y[t]);
             q += 32;
             scale++;
             scaled_sum++;
@@ -274,9 +287,10 @@ KVP__INLINE void expanded_tile(uint32_t type, uint32_t T, const uint8_t *panel, 
         const uint32_t s = b % p.super;
         const uint8_t *super = panel + (size_t)(b / p.super) * kvp__panel_super_bytes(p);
         const uint8_t *block = super + p.super_head + (size_t)s * kvp__panel_block_bytes(p);
-        scales k = read_scales(type, super, block, s);
+        small k = read_small(type, super, block, s);
+        scales f = read_scales(type, super, s);
         UNROLL for (uint32_t h = 0; h < 2; h++) {
-            vf scale = k.scale, minimum = k.minimum;
+            vf scale = f.scale, minimum = f.minimum;
             if (p.halves) scale = vf_mul(scale, vi_to_vf(vi_sar(k.half[h], 16)));
             if (p.halves && p.minimum) {
                 vi m = vi_shr(vi_shl(k.minimum_pair, h ? 0 : 16), 16);
@@ -408,8 +422,8 @@ void KVP__AT(matmul)(const kvp__mat *w, const kvp__act *x, kvp__span rows, kvp__
     const kind *k = &kinds[w->type];
     const bool integer = k->integer[0] && x->q;
     const uint32_t row_bytes = integer ? w->n_in : 4 * w->n_in;
-    uint32_t chunk = ROW_BYTES / row_bytes / TILE_ROWS * TILE_ROWS;
-    if (chunk < TILE_ROWS) chunk = TILE_ROWS;
+    uint32_t chunk = ROW_BYTES / row_bytes / 12 * 12; /* whole tiles at every level */
+    if (chunk < 12) chunk = 12;
     for (uint32_t done = 0; done < rows.count; done += chunk) {
         kvp__span part = {rows.first + done, rows.count - done};
         if (part.count > chunk) part.count = chunk;
