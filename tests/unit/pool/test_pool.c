@@ -117,6 +117,24 @@ static void test_fence_keeps_blocks(void **state)
     kvp__pool_fini(&p);
 }
 
+/* The list stays whole when a block leaves it from the middle. */
+static void test_limbo_is_left_from_the_middle(void **state)
+{
+    (void)state;
+    kvp__pool p;
+    uint32_t ids[3];
+    make(&p, 1, 4);
+    for (int i = 0; i < 3; i++) ids[i] = kvp__pool_take(&p, 0);
+    kvp__pool_fence_raise(&p);
+    for (int i = 0; i < 3; i++) kvp__pool_release(&p, 0, ids[i]);
+    kvp__pool_retain(&p, 0, ids[1]);
+    assert_int_equal(check(&p, 0, &ids[1], 1, NULL), KVP_OK);
+    kvp__pool_fence_drop(&p);
+    assert_int_equal(check(&p, 0, &ids[1], 1, NULL), KVP_OK);
+    assert_int_equal(p.groups[0].n_free, 3);
+    kvp__pool_fini(&p);
+}
+
 static void test_pins_are_counted_once_per_block(void **state)
 {
     (void)state;
@@ -169,6 +187,7 @@ int main(void)
         cmocka_unit_test(test_no_memory_leaves_nothing),
         cmocka_unit_test(test_take_all_and_return),
         cmocka_unit_test(test_fence_keeps_blocks),
+        cmocka_unit_test(test_limbo_is_left_from_the_middle),
         cmocka_unit_test(test_pins_are_counted_once_per_block),
         cmocka_unit_test(test_checker_sees_faults),
     };

@@ -309,6 +309,26 @@ static void a_preempted_entry_keeps_its_place(void **state)
     sim_destroy(s);
 }
 
+/* A large one that does not fit yet is not passed by small ones, or it would never come in. */
+static void nobody_passes_one_that_does_not_fit(void **state)
+{
+    (void)state;
+    sim *s = sim_create(&(sim_options){ .blocks = 16 });
+    sim_seq *a = sim_new(s, 1, 32, 8, 0), *b = sim_new(s, 2, 40, 4, 0);
+    sim_seq *c = sim_new(s, 3, 4, 4, 0);
+    sim_add(s, a);
+    sim_step(s);
+    sim_add(s, b);
+    sim_add(s, c);
+    while (!a->endings) {
+        sim_step(s);
+        if (b->entry.state == KVP_SEQ_WAITING) assert_int_equal(c->rows, 0);
+    }
+    sim_run(s, 100);
+    assert_int_equal(b->endings + c->endings, 2);
+    sim_destroy(s);
+}
+
 /* Admission counts what running prompts will still need, so that they are not preempted by those
  * that came after. */
 static void blocks_of_running_prompts_are_spoken_for(void **state)
@@ -977,6 +997,7 @@ int main(void)
         cmocka_unit_test(case_b52_the_boundary_is_prompt_and_generated),
         cmocka_unit_test(who_is_last_in_order_gives_up),
         cmocka_unit_test(a_preempted_entry_keeps_its_place),
+        cmocka_unit_test(nobody_passes_one_that_does_not_fit),
         cmocka_unit_test(blocks_of_running_prompts_are_spoken_for),
         cmocka_unit_test(the_watermark_rounds_down_and_spares_the_only_one),
         cmocka_unit_test(a_watermark_saves_preemptions),

@@ -575,6 +575,25 @@ static void test_rewrite_in_place(void **state)
     world_free(&w);
 }
 
+/* One token cut and written anew: the index must not go on answering with the old one. */
+static void test_rewrite_one_token(void **state)
+{
+    (void)state;
+    for (uint32_t length = 9; length < 16; length++) {
+        world w;
+        world_make(&w, 8, 8, 1, 0);
+        kvp__seq *s = computed_seq(&w, 0, length + 1);
+        kvp__seq *probe = world_seq(&w, NULL);
+        world_append(&w, probe, 0, 20);
+        assert_int_equal(world_cached(&w, probe), length + 1);
+        assert_int_equal(kvp__seq_truncate(s, length, NULL), KVP_OK);
+        world_append(&w, s, 300, 1);
+        assert_int_equal(step1(&w, s), 1);
+        assert_int_equal(world_cached(&w, probe), length);
+        world_free(&w);
+    }
+}
+
 /* A tail that the cache has already stays private, and takes the canonical block once it is full. */
 static void test_covered_tail(void **state)
 {
@@ -889,6 +908,7 @@ int main(void)
         cmocka_unit_test(test_no_memory_changes_nothing),
         cmocka_unit_test(test_token_buffers),
         cmocka_unit_test(test_rewrite_in_place),
+        cmocka_unit_test(test_rewrite_one_token),
         cmocka_unit_test(test_covered_tail),
         cmocka_unit_test(test_replaced_tail_is_forgotten),
         cmocka_unit_test(test_copy_from_a_block_that_is_written),
