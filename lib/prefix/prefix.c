@@ -12,6 +12,8 @@
 
 #include <string.h>
 
+#define AHEAD 16u /* blocks that a lookup hashes before it looks for them */
+
 static bool is_node(const kvp__prefix *x, uint32_t parent) { return parent < x->pool->n_blocks; }
 
 static int32_t *node_tokens(const kvp__prefix *x, uint32_t node)
@@ -25,16 +27,14 @@ static kvp__hash128 parent_hash(const kvp__prefix *x, uint32_t parent)
     return x->roots[parent - x->pool->n_blocks].hash;
 }
 
-static kvp__hash128 chain_hash(const kvp__prefix *x, uint32_t parent, const int32_t *tokens)
+/* The parent comes last, so that most of the work on one block does not wait for the one before. */
+static kvp__hash128 chain_hash(const kvp__prefix *x, kvp__hash128 parent, const int32_t *tokens)
 {
-    struct {
-        kvp__hash128 parent;
-        int32_t tokens[256];
-    } text;
+    uint8_t text[256 * sizeof *tokens + sizeof parent];
     size_t bytes = (size_t)x->pool->block_tokens * sizeof *tokens;
-    text.parent = parent_hash(x, parent);
-    memcpy(text.tokens, tokens, bytes);
-    return x->hash(x->key, &text, sizeof text.parent + bytes);
+    memcpy(text, tokens, bytes);
+    memcpy(text + bytes, &parent, sizeof parent);
+    return x->hash(x->key, text, bytes + sizeof parent);
 }
 
 static uint32_t *full_bucket(const kvp__prefix *x, kvp__hash128 h)
@@ -194,12 +194,10 @@ kvp_status kvp__prefix_reset(kvp__prefix *x, kvp_error *err)
 
 /* --- lookup --- */
 
-uint32_t kvp__prefix_find_full(kvp__prefix *x, uint32_t parent, const int32_t *tokens,
-                               kvp__hash128 *hash)
+/* `h` is the chain hash of these tokens under this parent. */
+static uint32_t find_hashed(kvp__prefix *x, kvp__hash128 h, uint32_t parent, const int32_t *tokens)
 {
     size_t bytes = (size_t)x->pool->block_tokens * sizeof *tokens;
-    kvp__hash128 h = chain_hash(x, parent, tokens);
-    *hash = h;
     for (uint32_t i = *full_bucket(x, h); i != KVP__NONE; i = x->nodes[i].full_next) {
         const kvp__node *nd = &x->nodes[i];
         x->visits++;
@@ -208,6 +206,13 @@ uint32_t kvp__prefix_find_full(kvp__prefix *x, uint32_t parent, const int32_t *t
             return i;
     }
     return KVP__NONE;
+}
+
+uint32_t kvp__prefix_find_full(kvp__prefix *x, uint32_t parent, const int32_t *tokens,
+                               kvp__hash128 *hash)
+{
+    *hash = chain_hash(x, parent_hash(x, parent), tokens);
+    return find_hashed(x, *hash, parent, tokens);
 }
 
 static uint32_t common(const int32_t *a, const int32_t *b, uint32_t n)
@@ -247,21 +252,55 @@ bool kvp__prefix_covered(kvp__prefix *x, uint32_t parent, const int32_t *tokens,
     return length == n;
 }
 
+/* Chain hashes of the next `n` blocks. The chain depends on tokens alone, so it runs ahead of the
+ * nodes, and their records are on the way into the cache when the comparisons get to them. */
+static void hash_ahead(const kvp__prefix *x, kvp__hash128 before, const int32_t *tokens, uint32_t n,
+                       kvp__hash128 *out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        before = out[i] = chain_hash(x, before, tokens + ((size_t)i << x->pool->block_shift));
+        __builtin_prefetch(full_bucket(x, before));
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t node = *full_bucket(x, out[i]);
+        if (node == KVP__NONE) break;
+        __builtin_prefetch(&x->nodes[node]);
+        __builtin_prefetch(node_tokens(x, node));
+    }
+}
+
+/* Whole blocks that are there, of the first `most` of these tokens. */
+static void lookup_full(kvp__prefix *x, uint32_t root, const int32_t *tokens, uint32_t most,
+                        kvp__hit *h)
+{
+    uint32_t parent = kvp__prefix_under_root(x, root), ahead = 0, i = 0;
+    kvp__hash128 hashes[AHEAD], before = parent_hash(x, parent);
+    for (; h->full < most; h->full++, i++, tokens += x->pool->block_tokens) {
+        if (i == ahead) {
+            /* One block at first: most prompts that miss do it at once. */
+            ahead = ahead ? AHEAD : 1;
+            if (ahead > most - h->full) ahead = most - h->full;
+            hash_ahead(x, before, tokens, ahead, hashes);
+            before = hashes[ahead - 1];
+            i = 0;
+        }
+        uint32_t node = find_hashed(x, hashes[i], parent, tokens);
+        if (node == KVP__NONE) return;
+        h->idle += x->nodes[node].held == 0;
+        parent = h->last = node;
+    }
+}
+
 kvp__hit kvp__prefix_lookup(kvp__prefix *x, uint32_t root, const int32_t *tokens, uint32_t length)
 {
     kvp__hit h = {.last = KVP__NONE, .tail_node = KVP__NONE};
     if (root == KVP__NONE || length < 2) return h;
-    uint32_t b = x->pool->block_tokens, parent = kvp__prefix_under_root(x, root);
-    uint32_t rest = length - 1;
-    for (; rest >= b; rest -= b, tokens += b, h.full++) {
-        kvp__hash128 hash;
-        uint32_t node = kvp__prefix_find_full(x, parent, tokens, &hash);
-        if (node == KVP__NONE) break;
-        h.idle += x->nodes[node].held == 0;
-        parent = h.last = node;
-    }
+    uint32_t b = x->pool->block_tokens;
+    lookup_full(x, root, tokens, (length - 1) / b, &h);
+    uint32_t rest = length - 1 - h.full * b;
     if (rest == 0) return h;
-    h.tail_node = find_longest(x, parent, tokens, rest < b ? rest : b, &h.tail);
+    uint32_t parent = h.full ? h.last : kvp__prefix_under_root(x, root);
+    h.tail_node = find_longest(x, parent, tokens + (size_t)h.full * b, rest < b ? rest : b, &h.tail);
     if (h.tail) h.idle_tail = x->nodes[h.tail_node].held == 0;
     return h;
 }

@@ -153,6 +153,15 @@ bool kvp__prefix_covered(kvp__prefix *x, uint32_t parent, const int32_t *tokens,
 void kvp__prefix_add(kvp__prefix *x, uint32_t parent, const uint32_t *blocks,
                      const int32_t *tokens, uint32_t n, const kvp__hash128 *hash);
 
+/* A node that is there has n tokens now, still fewer than a block's: these. */
+static inline void kvp__prefix_grow(kvp__prefix *x, uint32_t node, const int32_t *tokens,
+                                    uint32_t n)
+{
+    int32_t *have = x->tokens + ((size_t)node << x->pool->block_shift);
+    for (uint32_t i = x->nodes[node].n; i < n; i++) have[i] = tokens[i];
+    x->nodes[node].n = (uint16_t)n;
+}
+
 /* Cuts a node without children to n tokens; 0 removes it (its blocks stay with their holders). */
 void kvp__prefix_shrink(kvp__prefix *x, uint32_t node, uint32_t n);
 

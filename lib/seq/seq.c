@@ -332,15 +332,22 @@ kvp_status kvp__seq_attach(kvp__seq *s, const kvp__hit *hit, uint32_t room, kvp_
 
 /* --- reserve --- */
 
+/* Whether block k is this sequence's alone in every group. */
+static inline bool is_own(const kvp__seq *s, uint32_t k)
+{
+    for (uint32_t g = 0; g < s->pool->n_groups; g++) {
+        const kvp__block *b = record(s, g, s->tables[g][k]);
+        if (b->ref - b->holds > 1) return false;
+    }
+    return true;
+}
+
 static bool must_copy(const kvp__seq *s)
 {
     uint32_t off = s->computed & (s->pool->block_tokens - 1);
     if (off == 0 || s->copy_kind != KVP__COPY_NONE) return false;
     uint32_t k = s->computed >> s->pool->block_shift;
-    for (uint32_t g = 0; g < s->pool->n_groups; g++) {
-        const kvp__block *b = record(s, g, s->tables[g][k]);
-        if (b->ref - b->holds > 1) return true;
-    }
+    if (!is_own(s, k)) return true;
     const kvp__node *nd = s->prefix ? &s->prefix->nodes[s->tables[0][k]] : NULL;
     return nd && nd->n > off && nd->children;
 }
@@ -375,7 +382,8 @@ static void unpublish_beyond(kvp__seq *s)
     if (s->prefix->nodes[node].n > off) kvp__prefix_shrink(s->prefix, node, off);
 }
 
-kvp_status kvp__seq_reserve(kvp__seq *s, uint32_t rows, kvp_error *err)
+static __attribute__((noinline)) kvp_status reserve_blocks(kvp__seq *s, uint32_t rows,
+                                                           kvp_error *err)
 {
     if (rows == 0 || rows > s->length - s->computed)
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "%u rows for a sequence with %u of %u computed",
@@ -401,6 +409,20 @@ kvp_status kvp__seq_reserve(kvp__seq *s, uint32_t rows, kvp_error *err)
             s->tables[g][s->n_blocks] = kvp__pool_take(s->pool, g);
     if (end > s->reserved) s->reserved = end;
     return KVP_OK;
+}
+
+kvp_status kvp__seq_reserve(kvp__seq *s, uint32_t rows, kvp_error *err)
+{
+    /* Nearly every call: one more token into a block of one's own that has room. */
+    uint32_t off = s->computed & (s->pool->block_tokens - 1);
+    if (rows == 1 && off && s->computed < s->length) {
+        uint32_t k = s->computed >> s->pool->block_shift;
+        if (is_own(s, k) && (!s->prefix || s->prefix->nodes[s->tables[0][k]].n <= off)) {
+            if (s->reserved == s->computed) s->reserved++;
+            return KVP_OK;
+        }
+    }
+    return reserve_blocks(s, rows, err);
 }
 
 uint32_t kvp__seq_copies(const kvp__seq *s, kvp__copy *out)
@@ -475,7 +497,11 @@ static void publish_tail(kvp__seq *s, uint32_t k, uint32_t n)
     const int32_t *tokens = s->tokens + ((size_t)k << s->pool->block_shift);
     uint32_t published = s->prefix->nodes[s->tables[0][k]].n, ids[KVP__MAX_GROUPS];
     if (published >= n) return;
-    if (!published && kvp__prefix_covered(s->prefix, parent_of(s, k), tokens, n)) return;
+    if (published) {
+        kvp__prefix_grow(s->prefix, s->tables[0][k], tokens, n);
+        return;
+    }
+    if (kvp__prefix_covered(s->prefix, parent_of(s, k), tokens, n)) return;
     block_ids(s, k, ids);
     kvp__prefix_add(s->prefix, parent_of(s, k), ids, tokens, n, NULL);
 }
@@ -510,7 +536,7 @@ static void count_copy(kvp__seq *s)
     KVP__BUMP(s->pool->counters.tokens_copied, s->copy_tokens);
 }
 
-uint32_t kvp__seq_commit(kvp__seq *s, uint32_t rows)
+static __attribute__((noinline)) uint32_t commit_blocks(kvp__seq *s, uint32_t rows)
 {
     count_found(s);
     count_copy(s);
@@ -526,4 +552,25 @@ uint32_t kvp__seq_commit(kvp__seq *s, uint32_t rows)
     if (s->prefix) publish(s);
     set_pins(s, pins_wanted(s));
     return rows;
+}
+
+/* Whether committing one row concerns nothing but the node of a block that stays unfinished. */
+static inline bool only_grows(const kvp__seq *s, uint32_t k)
+{
+    uint32_t at = s->computed & (s->pool->block_tokens - 1);
+    return s->prefix && s->copy_kind == KVP__COPY_NONE && s->found_from == KVP__NONE &&
+           s->reserved == s->computed + 1 && s->peak == s->computed && s->n_blocks == k + 1 &&
+           at && s->prefix->nodes[s->tables[0][k]].n == at && at + 1 < s->pool->block_tokens;
+}
+
+uint32_t kvp__seq_commit(kvp__seq *s, uint32_t rows)
+{
+    uint32_t k = s->computed >> s->pool->block_shift;
+    if (rows != 1 || !only_grows(s, k)) return commit_blocks(s, rows);
+    s->reserved = s->peak = ++s->computed;
+    s->usage.computed++;
+    KVP__BUMP(s->pool->counters.tokens_computed, 1);
+    uint32_t first = k << s->pool->block_shift;
+    kvp__prefix_grow(s->prefix, s->tables[0][k], s->tokens + first, s->computed - first);
+    return 1;
 }
