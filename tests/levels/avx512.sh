@@ -30,11 +30,15 @@ for f in "$root"/lib/cpu/level/*.c; do
     objects="$objects $o"
 done
 $cc $flags -c -o "$out/levels.o" "$here/emulated/levels.c" || fail levels.c
+f=$root/tests/unit/cpu/vec_probe_avx512.c
+$cc $flags -I"$here/emulated" -mavx2 -mfma -mf16c -DKVP__NO_ASM -w -c \
+    -o "$out/vec_probe_avx512.o" "$f" || fail "$f"
 programs=
 for t in "$build"/tests/unit/cpu/test_*.o; do
     program=$out/$(basename "$t" .o)
-    helpers=$(ls "$build"/tests/unit/cpu/*.o | grep -v /test_)
-    $cc -o "$program" "$t" $helpers $objects "$out/levels.o" "$build"/tests/support/*.o \
+    helpers=$(ls "$build"/tests/unit/cpu/*.o | grep -v -e /test_ -e vec_probe_avx512)
+    $cc -o "$program" "$t" $helpers $objects "$out"/levels.o \
+        "$out"/vec_probe_avx512.o "$build"/tests/support/*.o \
         "$build/libkvpage.a" -lcmocka -lm -pthread || fail "$t"
     programs="$programs $program"
 done
