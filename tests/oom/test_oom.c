@@ -214,6 +214,7 @@ static void every_request(uint32_t type, int32_t threads)
         story t = {.file = file, .file_bytes = bytes, .threads = threads};
         scarce_reset(i);
         tell(&t);
+        assert_true(scarce_refused());
         if (memcmp(t.tokens, quiet.tokens, sizeof t.tokens) || scarce_live() ||
             scarce_released() < roots)
             print_error("request %llu of %llu: live %lld, released %u\n", (unsigned long long)i,
@@ -322,6 +323,7 @@ static void every_request_fails_once_own_model(void **state)
         story t = {.threads = KVP_THREADS_INLINE};
         scarce_reset(i);
         own_model_story(&t);
+        assert_true(scarce_refused());
         assert_int_equal(scarce_live(), 0);
     }
 }
