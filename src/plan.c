@@ -114,6 +114,7 @@ static void line(const char *name, uint64_t bytes, const char *note)
 static void print_plan(const plan_options *p, const kvp_plan_result *r, uint64_t tokens)
 {
     uint64_t sequences = p->sequences ? p->sequences : 1;
+    char size[32];
     printf("%llu sequence%s of %llu tokens, blocks of %u, keys %s, values %s\n\n",
            (unsigned long long)sequences, sequences == 1 ? "" : "s", (unsigned long long)tokens,
            r->block_tokens, kv_format_name(p->kv), kv_format_name(p->kv_values));
@@ -128,8 +129,8 @@ static void print_plan(const plan_options *p, const kvp_plan_result *r, uint64_t
     if (r->weight_bytes) line("weights", r->weight_bytes, "packed for the CPU");
     if (r->workspace_bytes) line("workspace", r->workspace_bytes, "of a batch");
     if (p->memory)
-        printf("\nin %llu bytes of KV cache fit %llu blocks: %llu sequence%s of %llu tokens\n",
-               (unsigned long long)p->memory, (unsigned long long)r->blocks_fit,
+        printf("\nin %s of KV cache fit %llu blocks: %llu sequence%s of %llu tokens\n",
+               format_bytes(size, p->memory), (unsigned long long)r->blocks_fit,
                (unsigned long long)r->sequences_fit, r->sequences_fit == 1 ? "" : "s",
                (unsigned long long)tokens);
 }

@@ -9,6 +9,9 @@
 
 /* --- settings --- */
 
+/* Small models repeat themselves for ever. */
+enum { DEFAULT_MAX_TOKENS = 512 };
+
 const choice kv_choices[] = {
     {"f16", KVP_KV_F16}, {"bf16", KVP_KV_BF16}, {"f32", KVP_KV_F32}, {NULL, 0}};
 static const choice level_choices[] = {{"generic", KVP_CPU_GENERIC}, {"avx2", KVP_CPU_AVX2},
@@ -43,9 +46,10 @@ void settings_engine(settings *s, option table[ENGINE_OPTIONS])
 
 void settings_sampling(settings *s, option table[SAMPLING_OPTIONS])
 {
+    s->max_tokens = DEFAULT_MAX_TOKENS;
     const option options[SAMPLING_OPTIONS] = {
         {.name = "max-tokens", .kind = OPTION_NUMBER, .value = &s->max_tokens, .argument = "N",
-         .help = "stop after so many tokens; default: the context", .least = 1, .most = 1 << 30},
+         .help = "stop after so many tokens; default: 512, 0: at the end of the context", .least = 0, .most = 1 << 30},
         {.name = "temp", .kind = OPTION_REAL, .value = &s->temperature, .argument = "T",
          .help = "temperature; 0, the default, always takes the likeliest token", .least = 0,
          .most = 100},

@@ -90,8 +90,7 @@ static void python_with_cffi_alone(void **state)
              cli_real());
     cli_program(&c, python, line, NULL);
     if (c.code != 0) fail_msg("ffi.py: code %d, %s", c.code, c.err);
-    assert_true(has(c.out, "Paris"));
-    assert_true(has(c.out, "generated]"));
+    assert_true(has(c.out, "[37 tokens of prompt, "));
 }
 
 static int clean(void **state)
