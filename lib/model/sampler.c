@@ -23,6 +23,7 @@
 
 typedef float v4f __attribute__((vector_size(16)));
 typedef int32_t v4i __attribute__((vector_size(16)));
+typedef uint32_t v4u __attribute__((vector_size(16)));
 
 #define BLOCK 64u
 #define BUCKETS 2048u
@@ -31,7 +32,7 @@ typedef int32_t v4i __attribute__((vector_size(16)));
 
 typedef struct scratch {
     union {
-        double mass[BUCKETS];
+        double mass[4][BUCKETS]; /* a set per lane, so that additions do not wait for each other */
         uint32_t count[BUCKETS];
     } bucket;
     /* What was there before biases and penalties, to be put back, the last one first. */
@@ -120,7 +121,7 @@ kvp_status kvp__sampler_fill(kvp__sampler *out, const kvp_sampling *in, uint32_t
 
 /* --- the generator: Philox 4x32 with ten rounds (Salmon, Moraes, Dror and Shaw, 2011) --- */
 
-static void philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
+void kvp__random(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     uint32_t c[4] = {(uint32_t)low, (uint32_t)(low >> 32), (uint32_t)high, (uint32_t)(high >> 32)};
@@ -141,14 +142,14 @@ static void philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
 static double uniform(uint64_t seed, uint64_t position)
 {
     uint32_t r[4];
-    philox(seed, position, 0, r);
+    kvp__random(seed, position, 0, r);
     return (double)((uint64_t)r[0] << 21 | r[1] >> 11) * 0x1p-53;
 }
 
 uint64_t kvp__seed_fork(uint64_t parent, uint64_t counter)
 {
     uint32_t r[4];
-    philox(parent, counter, 1, r); /* the draws have 0 in this place */
+    kvp__random(parent, counter, 1, r); /* the draws have 0 in this place */
     uint64_t seed = (uint64_t)r[0] << 32 | r[1];
     return seed ? seed : (uint64_t)r[2] << 32 | r[3] | 1;
 }
@@ -162,13 +163,10 @@ static inline v4f exp4(v4f x)
     v4i live = x >= -87.0f;
     v4f shifted = x * 1.44269504f + magic, n = shifted - magic;
     v4f r = x - n * 0.693359375f + n * 2.12194440e-4f; /* ln 2 in two parts */
-    v4f p = r * (1.0f / 5040) + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+    v4f r2 = r * r; /* the series to r^7, in pairs: a chain of seven would be waited for */
+    v4f low = (r + 1.0f) + (r * (1.0f / 6) + 0.5f) * r2;
+    v4f high = (r * (1.0f / 120) + 1.0f / 24) + (r * (1.0f / 5040) + 1.0f / 720) * r2;
+    v4f p = low + high * (r2 * r2);
     v4i bits = (v4i)p + (((v4i)shifted - (v4i)magic) << 23);
     return (v4f)(bits & live);
 }
@@ -217,29 +215,30 @@ typedef struct cut {
     int32_t last_id;    /* or logit == floor and id <= last_id */
 } cut;
 
-static bool keeps(const cut *c, float x, uint32_t id)
+/* The weights of four tokens from `id` on, 0 for those that are not kept. */
+static inline v4f weights4(const cut *c, v4f x, v4i id)
 {
-    return x > c->floor || (x == c->floor && (int32_t)id <= c->last_id);
+    v4i kept = (x > c->floor) | ((x == c->floor) & (id <= c->last_id));
+    return (v4f)((v4i)exp4((x - c->max) * c->inverse) & kept);
 }
 
-static float weight(const cut *c, float x)
+static inline v4i ids4(uint32_t id)
 {
-    v4f v = {x, x, x, x};
-    return exp4((v - c->max) * c->inverse)[0];
+    v4i first = {0, 1, 2, 3};
+    return first + (int32_t)id;
+}
+
+static inline v4f logits4(const float *x, uint32_t i, uint32_t n)
+{
+    return n - i >= 4 ? load4(x + i) : load_tail(x + i, n - i);
 }
 
 /* The summed weights of x[from .. to), at most BLOCK of them. */
 static double block_mass(const float *x, uint32_t from, uint32_t to, const cut *c)
 {
-    if (next_above(x, from, to, c->floor) == to) return 0;
+    if (c->floor > -FLT_MAX && next_above(x, from, to, c->floor) == to) return 0;
     v4f sum = {0, 0, 0, 0};
-    v4i id = {0, 1, 2, 3};
-    id += (int32_t)from;
-    for (uint32_t i = from; i < to; i += 4, id += 4) {
-        v4f v = to - i >= 4 ? load4(x + i) : load_tail(x + i, to - i);
-        v4i kept = (v > c->floor) | ((v == c->floor) & (id <= c->last_id));
-        sum += (v4f)((v4i)exp4((v - c->max) * c->inverse) & kept);
-    }
+    for (uint32_t i = from; i < to; i += 4) sum += weights4(c, logits4(x, i, to), ids4(i));
     return ((double)sum[0] + sum[1]) + ((double)sum[2] + sum[3]);
 }
 
@@ -262,8 +261,10 @@ static uint32_t key_of(float x)
     return u >> 31 ? ~u : u | 0x80000000u;
 }
 
+/* The smallest logit with this key or above; what lies below -infinity would be a NaN. */
 static float value_of(uint32_t key)
 {
+    if (key < 0x007fffffu) return -__builtin_inff();
     return kvp__bits_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
@@ -272,24 +273,48 @@ static const struct look {
     unsigned shift, bits;
 } looks[] = {{21, 11}, {10, 11}, {0, 10}};
 
-static bool in_prefix(uint32_t key, uint32_t prefix, const struct look *l)
+static uint32_t bucket_of(uint32_t key, const struct look *l)
 {
-    return l->shift + l->bits == 32 || key >> (l->shift + l->bits) == prefix;
+    return key >> l->shift & ((1u << l->bits) - 1);
 }
 
 static float raise(float a, float b) { return a > b ? a : b; }
+
+/* The largest of x[from .. to). */
+static float block_largest(const float *x, uint32_t from, uint32_t to)
+{
+    v4f max = load_tail(x, 0);
+    for (uint32_t i = from; i < to; i += 4) {
+        v4f v = logits4(x, i, to);
+        v4i above = v > max;
+        max = (v4f)(((v4i)v & above) | ((v4i)max & ~above));
+    }
+    return raise(raise(max[0], max[1]), raise(max[2], max[3]));
+}
+
+/* A logit that k at least are not below: k blocks have such a one. */
+static float floor_of_count(const float *x, uint32_t n, uint32_t k, scratch *w)
+{
+    uint32_t blocks = (n + BLOCK - 1) / BLOCK, b = BUCKETS;
+    if (k > blocks) return -__builtin_inff();
+    memset(w->bucket.count, 0, sizeof w->bucket.count);
+    for (uint32_t from = 0; from < n; from = block_end(from, n))
+        w->bucket.count[bucket_of(key_of(block_largest(x, from, block_end(from, n))), looks)]++;
+    for (uint32_t have = 0; have < k;) have += w->bucket.count[--b];
+    return value_of(b << looks[0].shift);
+}
 
 /* Keeps the k largest; 0 < k < n. */
 static void cut_to_count(const float *x, uint32_t n, uint32_t k, scratch *w, cut *c)
 {
     uint32_t prefix = 0, left = k;
-    float floor = c->floor;
+    float floor = floor_of_count(x, n, k, w);
     for (const struct look *l = looks; l < looks + KVP__COUNT(looks); l++) {
         memset(w->bucket.count, 0, sizeof w->bucket.count);
         for (uint32_t i = next_above(x, 0, n, floor); i < n; i = next_above(x, i + 1, n, floor)) {
             uint32_t key = key_of(x[i]);
-            if (in_prefix(key, prefix, l))
-                w->bucket.count[key >> l->shift & ((1u << l->bits) - 1)]++;
+            if (l == looks || key >> (l->shift + l->bits) == prefix)
+                w->bucket.count[bucket_of(key, l)]++;
         }
         uint32_t b = (1u << l->bits) - 1;
         while (w->bucket.count[b] < left) left -= w->bucket.count[b--];
@@ -303,6 +328,43 @@ static void cut_to_count(const float *x, uint32_t n, uint32_t k, scratch *w, cut
         if (x[i] == floor && --left == 0) break;
     }
     c->last_id = (int32_t)i;
+}
+
+/* bucket_of(key_of(x)) four times. */
+static inline void buckets4(v4f x, const struct look *l, uint32_t out[4])
+{
+    v4i bits = (v4i)(x + 0.0f), sign = bits < 0;
+    v4u key = (v4u)(bits ^ (sign | INT32_MIN));
+    key = key >> l->shift & ((1u << l->bits) - 1);
+    memcpy(out, &key, sizeof key);
+}
+
+/* Adds the weights of what is kept, from logit `low` to `high`, into the buckets of this look: in
+ * the end mass[0]. Of sixteen with one that is wanted all are added, the others with weight 0: that
+ * is cheaper than branches guessed wrong. */
+static void add_masses(const float *x, uint32_t n, float low, float high, const cut *c,
+                       const struct look *l, double mass[4][BUCKETS])
+{
+    memset(mass, 0, 4 * sizeof mass[0]);
+    for (uint32_t from = 0; from < n; from += 16) {
+        v4f v[4];
+        v4i wanted[4], any = {0, 0, 0, 0};
+        uint32_t bucket[4];
+        for (uint32_t j = 0; j < 4; j++) {
+            uint32_t i = from + 4 * j;
+            v[j] = i < n ? logits4(x, i, n) : load_tail(x, 0);
+            wanted[j] = (v[j] >= low) & (v[j] <= high);
+            any |= wanted[j];
+        }
+        if (!any4(any)) continue;
+        for (uint32_t j = 0; j < 4; j++) {
+            v4f weight = (v4f)((v4i)weights4(c, v[j], ids4(from + 4 * j)) & wanted[j]);
+            buckets4(v[j], l, bucket);
+            for (int k = 0; k < 4; k++) mass[k][bucket[k]] += (double)weight[k];
+        }
+    }
+    for (uint32_t b = 0; b < BUCKETS; b++)
+        mass[0][b] = (mass[0][b] + mass[1][b]) + (mass[2][b] + mass[3][b]);
 }
 
 /* Walks the buckets down until `left` is used up; false if their rounded sum was not enough. */
@@ -324,26 +386,25 @@ static void cut_to_mass(const float *x, uint32_t n, float share, scratch *w, cut
     /* Tokens below a weight of (1 - share) * total / n have less than 1 - share of it together, so
      * all the others have enough: the place is among these. Half of it leaves room for rounding. */
     double least = (1 - (double)share) * total / n / 2;
-    float floor = raise(c->floor, (float)(c->max + kvp__ln(least) / c->inverse));
+    float low = raise(c->floor, (float)(c->max + kvp__ln(least) / c->inverse)), high = c->max;
     uint32_t prefix = 0;
     for (const struct look *l = looks; l < looks + KVP__COUNT(looks); l++) {
-        memset(w->bucket.mass, 0, sizeof w->bucket.mass);
-        for (uint32_t i = next_above(x, 0, n, floor); i < n; i = next_above(x, i + 1, n, floor)) {
-            uint32_t key = key_of(x[i]);
-            if (keeps(c, x[i], i) && in_prefix(key, prefix, l))
-                w->bucket.mass[key >> l->shift & ((1u << l->bits) - 1)] += weight(c, x[i]);
-        }
+        add_masses(x, n, low, high, c, l, w->bucket.mass);
         uint32_t b = 0;
-        if (!walk_mass(w->bucket.mass, 1u << l->bits, &left, &b)) left = w->bucket.mass[b];
+        const double *mass = w->bucket.mass[0];
+        if (!walk_mass(mass, 1u << l->bits, &left, &b)) left = mass[b];
         prefix = prefix << l->bits | b;
-        floor = raise(floor, value_of(prefix << l->shift));
+        low = raise(low, value_of(prefix << l->shift));
+        high = value_of(prefix << l->shift | ((1u << l->shift) - 1));
     }
     float place = value_of(prefix);
     int32_t last = c->last_id;
+    double each = 0;
     for (uint32_t i = next_above(x, 0, n, place); i < n; i = next_above(x, i + 1, n, place)) {
-        if (x[i] != place || !keeps(c, x[i], i)) continue;
+        if (x[i] != place || (place == c->floor && (int32_t)i > c->last_id)) continue;
+        if (each == 0) each = weights4(c, load_tail(x + i, 1), ids4(i))[0];
         last = (int32_t)i;
-        left -= weight(c, place);
+        left -= each;
         if (left <= 0) break;
     }
     c->floor = place;
@@ -356,12 +417,14 @@ static void cut_to_mass(const float *x, uint32_t n, float share, scratch *w, cut
 static uint32_t draw_in_block(const float *x, uint32_t from, uint32_t to, const cut *c, double left)
 {
     uint32_t token = from;
-    for (uint32_t i = from; i < to; i++) {
-        float w = keeps(c, x[i], i) ? weight(c, x[i]) : 0;
-        if (w == 0) continue;
-        token = i;
-        if (left < (double)w) break;
-        left -= (double)w;
+    for (uint32_t i = from; i < to; i += 4) {
+        v4f weight = weights4(c, logits4(x, i, to), ids4(i));
+        for (uint32_t k = 0; k < 4; k++) {
+            if (weight[k] == 0) continue;
+            token = i + k;
+            if (left < (double)weight[k]) return token;
+            left -= (double)weight[k];
+        }
     }
     return token;
 }
@@ -388,7 +451,7 @@ static float largest(const float *x, uint32_t n, bool *broken)
     v4f max = load_tail(x, 0);
     v4i nan = {0, 0, 0, 0};
     for (uint32_t i = 0; i < n; i += 4) {
-        v4f v = n - i >= 4 ? load4(x + i) : load_tail(x + i, n - i);
+        v4f v = logits4(x, i, n);
         v4i above = v > max;
         max = (v4f)(((v4i)v & above) | ((v4i)max & ~above));
         nan |= v != v;

@@ -62,6 +62,9 @@ kvp_status kvp__sample(const kvp__sampler *s, float *logits, uint32_t n, uint64_
                        uint64_t position, const int32_t *recent, uint32_t n_recent, void *scratch,
                        kvp__sampled *out, kvp_error *err);
 
+/* 128 random bits for a key and a counter of 128 bits. The draws use (seed; position, 0). */
+void kvp__random(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4]);
+
 /* The seed of the counter-th fork of a sequence whose seed is `parent`; never 0. */
 uint64_t kvp__seed_fork(uint64_t parent, uint64_t counter);
 
