@@ -166,8 +166,14 @@ need-cmocka:
 export CC CXX NM
 
 .PHONY: check
-check: $(TESTS) $(FUZZ) all ## build and run every test; the last line counts them
-	@FUZZ='$(FUZZ)' sh tests/tools/check.sh $B $(TESTS)
+check: $(TESTS) $(FUZZ) $(LEVELS_PROGRAMS) all ## build and run every test; the last line counts them
+	@FUZZ='$(FUZZ)' LEVELS='$(LEVELS_PROGRAMS)' sh tests/tools/check.sh $B $(TESTS)
+
+# Programs without CMocka, which say by their exit status what they found.
+LEVELS_SRC := $(sort $(wildcard tests/levels/levels_*.c))
+LEVELS_PROGRAMS := $(LEVELS_SRC:%.c=$B/%)
+$(LEVELS_PROGRAMS): %: %.o $(SUPPORT) $(STATIC)
+	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) -o $@ $< $(SUPPORT) $(STATIC) $(ALL_LDLIBS)
 
 # Each tests/fuzz/fuzz_*.c is a fuzz target: with a main of ours that replays files, or under
 # libFuzzer when tests/fuzz/run.sh asks for it by FUZZ_LINK.
@@ -226,10 +232,12 @@ consumers: all ## hosts in C, C++ and Python against an installed tree
 # The kernels and what depends on their bits, for Arm64 under emulation (tests/tools/neon.sh).
 NEON_TESTS := $(filter $(addprefix $B/tests/unit/,base/% cpu/%),$(TESTS))
 
-.PHONY: neon-tests print-neon
-neon-tests: $(NEON_TESTS)
+.PHONY: neon-tests print-neon print-levels
+neon-tests: $(NEON_TESTS) $(LEVELS_PROGRAMS)
 print-neon:
 	@echo $(NEON_TESTS)
+print-levels:
+	@echo $(LEVELS_PROGRAMS)
 
 # --- installing ----------------------------------------------------------------------------------
 

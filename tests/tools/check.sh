@@ -36,7 +36,13 @@ step fuzz-seeds sh "$here/../fuzz/seeds.sh" ${FUZZ:-}
 step install sh "$here/install-test.sh"
 step consumers sh "$here/../consumer/run.sh"
 
-echo "the NEON level, under emulation"
+for program in ${LEVELS:-}; do step "$(basename "$program")" "$program"; done
+
+echo "the AVX-512 level, emulated"
+[ "$(uname -m)" = x86_64 ] && sh "$here/need.sh" simde
+sh "$here/../levels/avx512.sh" "$results" "$build"
+
+echo "the NEON level, emulated"
 if sh "$here/need.sh" cross; then
     sh "$here/neon.sh" "$results"
 else

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sees to it that a tool is there: need.sh cc|cmocka|fetch|cross|clang|abigail|pkgconfig|cxx|cffi
+# Sees to it that a tool is there: need.sh cc|cmocka|fetch|simde|cross|clang|abigail|...
 # What is missing is installed with apt-get if we are root; otherwise the line to run is printed.
 # Exit 0: it is there. Exit 1: it is not; stderr says what to do.
 set -u
@@ -28,6 +28,7 @@ there() {
 #include <setjmp.h>
 #include <cmocka.h>' ;;
     fetch) python3 -m pip --version >/dev/null 2>&1 ;;
+    simde) compiles '#include <simde/x86/avx512.h>' ;;
     cross) has aarch64-linux-gnu-gcc && { has qemu-aarch64 || has qemu-aarch64-static; } ;;
     clang) has clang && has llvm-profdata && has llvm-cov && fuzzes ;;
     abigail) has abidw && has abidiff ;;
@@ -44,6 +45,7 @@ packages() {
     cc) echo "gcc libc6-dev" ;;
     cmocka) echo "libcmocka-dev" ;;
     fetch) echo "python3-pip ca-certificates" ;;
+    simde) echo "libsimde-dev" ;;
     cross) echo "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
     clang) echo "clang llvm" ;;
     abigail) echo "abigail-tools" ;;

@@ -5,13 +5,17 @@ set -u
 results=$1
 here=$(dirname "$0")
 unset CC CFLAGS CPPFLAGS LDFLAGS LDLIBS MAKEFLAGS
-CC=aarch64-linux-gnu-gcc
-list=$(${MAKE:-make} -s CC=$CC print-neon) && ${MAKE:-make} CC=$CC neon-tests >"$results.neon" 2>&1 || {
+make="${MAKE:-make} -s CC=aarch64-linux-gnu-gcc"
+if ! $make neon-tests >"$results.neon" 2>&1; then
     echo "0 1 0 neon-build" >>"$results"
     echo "  neon: does not build"
     tail -n 30 "$results.neon" | sed 's/^/    | /'
     exit 0
-}
+fi
 qemu=$(command -v qemu-aarch64 || command -v qemu-aarch64-static)
-WRAP="$qemu -L /usr/aarch64-linux-gnu" KVPAGE_EMULATED=1 TEST_TIMEOUT=900 \
-    sh "$here/run-tests.sh" "$results" "neon:" $list
+emulate="$qemu -L /usr/aarch64-linux-gnu"
+export TEST_TIMEOUT=900
+WRAP=$emulate sh "$here/run-tests.sh" "$results" "neon:" $($make print-neon)
+for program in $($make print-levels); do
+    sh "$here/step.sh" "$results" "neon-$(basename "$program")" $emulate "$program"
+done
