@@ -68,7 +68,8 @@ static void test_generator_known_answers(void **state)
     /* The published vectors of Philox 4x32-10: counter, key, result. */
     static const uint64_t in[][3] = {{0, 0, 0},
                                      {UINT64_MAX, UINT64_MAX, UINT64_MAX},
-                                     {0x85a308d3243f6a88u, 0x0370734413198a2eu, 0x299f31d0a4093822u}};
+                                     {0x85a308d3243f6a88u, 0x0370734413198a2eu,
+                                      0x299f31d0a4093822u}};
     static const uint32_t wanted[][4] = {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
                                          {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
                                          {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}};
@@ -336,7 +337,8 @@ static void test_logprobs(void **state)
             assert_int_equal(before, k);
             wanted = (double)x[id] - max - log(sum);
             if (isinf(wanted)) assert_true(isinf(out.top_logprobs[k]) && out.top_logprobs[k] < 0);
-            else assert_true(fabs((double)out.top_logprobs[k] - wanted) < 1e-5 * (1 + fabs(wanted)));
+            else
+                assert_true(fabs((double)out.top_logprobs[k] - wanted) < 1e-5 * (1 + fabs(wanted)));
         }
     }
 }
