@@ -2,6 +2,8 @@
  * The vocabulary of the kernels: every operation at every level against plain C, bit for bit, and
  * the functions built from them against double precision.
  */
+#define _DEFAULT_SOURCE
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include "base/half.h"
 #include "cpu/kernels.h"
 
