@@ -235,6 +235,7 @@ static const char *wrong_block(const kvp__block *b)
 {
     if (b->ref != b->mark) return "ref is not the number of its holders";
     if (b->holds != b->marks >> 16) return "holds is not the number of its copies";
+    if (!b->holds && b->guard) return "guarded, but no copy is to be made";
     if ((b->pins & 0xffff) != (b->marks & 0xffff)) return "pins is not the number of its pins";
     if ((b->ref > 0) != (b->state == KVP__BLOCK_USED)) return "used and without holder, or held";
     if (b->state == KVP__BLOCK_FREE && b->node != KVP__NONE) return "free, but published";

@@ -33,10 +33,9 @@ typedef struct kvp__block {
     uint32_t prev, next; /* of the free or the limbo list of its group */
     uint32_t pins;  /* group 0 only: sequences that pin it */
     uint32_t mark, marks; /* scratch of the checker: holders; pins and, times 65536, holds */
-    uint16_t holds; /* of `ref`: copies to be made from it, which do not mind if it is written to,
-                       because a step makes its copies before it stores anything */
+    uint16_t holds; /* of `ref`: copies to be made from it */
+    uint8_t guard;  /* tokens that the largest of these copies takes; 0 without holds */
     uint8_t state;
-    uint8_t pad;
 } kvp__block;
 
 typedef struct kvp__block_list {
@@ -92,14 +91,27 @@ uint32_t kvp__pool_take(kvp__pool *p, uint32_t g);
 void kvp__pool_retain(kvp__pool *p, uint32_t g, uint32_t id);
 void kvp__pool_release(kvp__pool *p, uint32_t g, uint32_t id);
 
-/* Turns a holder into a copy's hold and back (see kvp__block.holds). */
-static inline void kvp__pool_hold(kvp__pool *p, uint32_t g, uint32_t id)
+/* Turns a holder into the hold of a copy of `tokens` tokens, and back. A hold keeps the block from
+ * being given away, but does not mind if it is written to beyond the guard: a step makes its copies
+ * before it stores anything. Below the guard it does, because the copy may be undone, and a fork made
+ * meanwhile reads the source. */
+static inline void kvp__pool_hold(kvp__pool *p, uint32_t g, uint32_t id, uint32_t tokens)
 {
-    p->groups[g].blocks[id].holds++;
+    kvp__block *b = &p->groups[g].blocks[id];
+    b->holds++;
+    if (b->guard < tokens) b->guard = (uint8_t)tokens;
 }
 static inline void kvp__pool_unhold(kvp__pool *p, uint32_t g, uint32_t id)
 {
-    p->groups[g].blocks[id].holds--;
+    kvp__block *b = &p->groups[g].blocks[id];
+    if (--b->holds == 0) b->guard = 0;
+}
+
+/* Whether its one holder, apart from holds, may write to it from its token `from` on. */
+static inline bool kvp__pool_writable(const kvp__pool *p, uint32_t g, uint32_t id, uint32_t from)
+{
+    const kvp__block *b = &p->groups[g].blocks[id];
+    return b->ref - b->holds <= 1 && b->guard <= from;
 }
 
 void kvp__pool_pin(kvp__pool *p, uint32_t id);

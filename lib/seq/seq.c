@@ -2,8 +2,8 @@
  * Block tables: attach, fork, reserve, commit, truncate, release. See seq.h.
  *
  * Writing is safe because of one test, made in reserve for the block that `computed` lies in (later
- * blocks are fresh): nobody else holds it, apart from copies that are made before anything is
- * stored, and no published token at or beyond `computed` is in it. A prefix that only this sequence
+ * blocks are fresh): nobody else holds it, apart from copies of what comes before `computed` (they
+ * are made before anything is stored, and can still be undone), and no published token at or beyond `computed` is in it. A prefix that only this sequence
  * holds and that nobody builds on is cut down to make that so; otherwise the live tokens move to a
  * fresh block and the old one stays as it is for the others and for the cache.
  *
@@ -280,7 +280,7 @@ static void attach_tail(kvp__seq *s, const kvp__hit *hit)
     for (uint32_t g = 0; g < s->pool->n_groups; g++) {
         s->copy_src[g] = kvp__prefix_block(s->prefix, hit->tail_node, g);
         kvp__pool_retain(s->pool, g, s->copy_src[g]);
-        kvp__pool_hold(s->pool, g, s->copy_src[g]);
+        kvp__pool_hold(s->pool, g, s->copy_src[g], hit->tail);
     }
     for (uint32_t g = 0; g < s->pool->n_groups; g++) fresh[g] = kvp__pool_take(s->pool, g);
     if (s->n_blocks > k) {
@@ -332,13 +332,11 @@ kvp_status kvp__seq_attach(kvp__seq *s, const kvp__hit *hit, uint32_t room, kvp_
 
 /* --- reserve --- */
 
-/* Whether block k is this sequence's alone in every group. */
-static inline bool is_own(const kvp__seq *s, uint32_t k)
+/* Whether block k may be written to in place from its token `from` on, in every group. */
+static inline bool writable(const kvp__seq *s, uint32_t k, uint32_t from)
 {
-    for (uint32_t g = 0; g < s->pool->n_groups; g++) {
-        const kvp__block *b = record(s, g, s->tables[g][k]);
-        if (b->ref - b->holds > 1) return false;
-    }
+    for (uint32_t g = 0; g < s->pool->n_groups; g++)
+        if (!kvp__pool_writable(s->pool, g, s->tables[g][k], from)) return false;
     return true;
 }
 
@@ -347,7 +345,7 @@ static bool must_copy(const kvp__seq *s)
     uint32_t off = s->computed & (s->pool->block_tokens - 1);
     if (off == 0 || s->copy_kind != KVP__COPY_NONE) return false;
     uint32_t k = s->computed >> s->pool->block_shift;
-    if (!is_own(s, k)) return true;
+    if (!writable(s, k, off)) return true;
     const kvp__node *nd = s->prefix ? &s->prefix->nodes[s->tables[0][k]] : NULL;
     return nd && nd->n > off && nd->children;
 }
@@ -365,12 +363,14 @@ static void copy_on_write(kvp__seq *s)
 {
     uint32_t fresh[KVP__MAX_GROUPS];
     uint32_t k = s->computed >> s->pool->block_shift;
+    uint32_t off = s->computed & (s->pool->block_tokens - 1);
     for (uint32_t g = 0; g < s->pool->n_groups; g++) fresh[g] = kvp__pool_take(s->pool, g);
     exchange(s, k, fresh, s->copy_src);
-    for (uint32_t g = 0; g < s->pool->n_groups; g++) kvp__pool_hold(s->pool, g, s->copy_src[g]);
+    for (uint32_t g = 0; g < s->pool->n_groups; g++)
+        kvp__pool_hold(s->pool, g, s->copy_src[g], off);
     s->copy_kind = KVP__COPY_WRITE;
     s->copy_block = k;
-    s->copy_tokens = s->computed & (s->pool->block_tokens - 1);
+    s->copy_tokens = off;
 }
 
 /* Takes the published tokens at and beyond `computed` out of the index: they will be overwritten. */
@@ -417,7 +417,7 @@ kvp_status kvp__seq_reserve(kvp__seq *s, uint32_t rows, kvp_error *err)
     uint32_t off = s->computed & (s->pool->block_tokens - 1);
     if (rows == 1 && off && s->computed < s->length) {
         uint32_t k = s->computed >> s->pool->block_shift;
-        if (is_own(s, k) && (!s->prefix || s->prefix->nodes[s->tables[0][k]].n <= off)) {
+        if (writable(s, k, off) && (!s->prefix || s->prefix->nodes[s->tables[0][k]].n <= off)) {
             if (s->reserved == s->computed) s->reserved++;
             return KVP_OK;
         }

@@ -11,8 +11,8 @@
  *
  * and at most one block per sequence is copied in a step: the one that `computed` lies in. That copy
  * is kept here until commit (made) or abort (undone), and its source is held as long. Copies of a
- * step are made before its rows are stored; hence the last one who shares a block may write to it
- * in the same step in which the others copy from it.
+ * step are made before its rows are stored; hence the last one who shares a block may write to it,
+ * beyond what they take, in the same step in which the others copy from it.
  *
  * Rules for the caller:
  *   - reserve and attach only while no step is in flight; the fence is up from launch until the

@@ -274,14 +274,16 @@ static void run_copies(world *w, const world_flight *f)
 void world_land(world *w, world_flight *f, bool lost)
 {
     uint32_t b = w->pool.block_tokens;
-    if (!lost) run_copies(w, f);
+    bool stores = !lost || f->spoiled;
+    if (stores) run_copies(w, f);
     for (uint32_t i = 0; i < f->n; i++) {
         for (uint32_t g = 0; g < w->pool.n_groups; g++) {
             const uint32_t *t = f->tables[i][g];
             for (uint32_t p = f->first[i]; p < f->first[i] + f->rows[i]; p++) {
                 uint64_t before = p ? w->kv[g][(size_t)t[(p - 1) / b] * b + (p - 1) % b] : 0;
-                if (!lost)
-                    w->kv[g][(size_t)t[p / b] * b + p % b] = mix(before, f->tokens[i][p], g);
+                if (stores)
+                    w->kv[g][(size_t)t[p / b] * b + p % b] =
+                        mix(before, f->tokens[i][p], g) + lost;
             }
             free(f->tables[i][g]);
         }

@@ -55,6 +55,7 @@ typedef struct world_flight {
     kvp__copy copies[WORLD_SEQS * KVP__MAX_GROUPS];
     uint32_t n_copies;
     uint64_t ran;
+    bool spoiled; /* if it is lost: after its copies and rows were stored, the rows wrongly */
 } world_flight;
 void world_launch(world *w, world_flight *f, kvp__seq *const *seqs, const uint32_t *rows,
                   uint32_t n);

@@ -35,7 +35,7 @@ typedef struct game {
     text *archive; /* what was ever computed, a ring */
     uint64_t n_archive;
     uint32_t max_seqs, alphabet;
-    bool cuts;     /* truncate, rewind: then not all that was computed stays cached */
+    bool cuts;     /* truncate, rewind, fork inside: then not all that was computed stays cached */
     world_flight flight;
     bool in_flight;
     uint32_t deepest; /* most nodes that share a place in the child index */
@@ -183,7 +183,8 @@ static void fork_one(game *g, member *m)
 {
     if (g->n == g->max_seqs) return;
     member *c = &g->members[g->n++];
-    uint32_t length = roll(g, 3) ? m->text.length : roll(g, m->text.length + 1);
+    /* A fork in the middle of a block cuts what is cached in it once it holds it alone. */
+    uint32_t length = !g->cuts || roll(g, 3) ? m->text.length : roll(g, m->text.length + 1);
     *c = *m;
     c->touched = false;
     c->text.length = length;
@@ -284,6 +285,7 @@ static void land(game *g)
 {
     kvp__seq before[WORLD_SEQS];
     bool lost = roll(g, 12) == 0;
+    g->flight.spoiled = roll(g, 2);
     /* Some are stopped in the middle of their rows. */
     for (uint32_t j = 0; j < g->flight.n; j++)
         if (roll(g, 6) == 0) g->flight.rows[j] = roll(g, g->flight.rows[j] + 1);

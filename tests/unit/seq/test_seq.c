@@ -646,11 +646,53 @@ static void test_copy_from_a_block_that_is_written(void **state)
     world_append(&w, a, 100, 1);
     world_append(&w, b, 200, 1);
     world_append(&w, c, 300, 1);
-    kvp__seq *s[3] = {b, a, c};
+    kvp__seq *s[3] = {c, b, a};
     uint32_t rows[3] = {1, 1, 1};
     assert_int_equal(world_step(&w, s, rows, 3), 7);
     assert_int_equal(w.pool.counters.blocks_copied, 2); /* the last one writes in place */
-    assert_int_equal(w.pool.counters.tokens_copied, 12);
+    assert_int_equal(w.pool.counters.tokens_copied, 3 + 6);
+    world_free(&w);
+}
+
+/* ... but not over what a copy takes: it may be undone after the rows were stored, and a fork made
+ * meanwhile reads the source. */
+static void test_write_below_a_planned_copy(void **state)
+{
+    (void)state;
+    for (int forks = 0; forks < 2; forks++) {
+        world w;
+        world_make(&w, 8, 8, 2, WORLD_SHUFFLED);
+        kvp__seq *a = computed_seq(&w, 0, 6), *b = world_fork(&w, a, 3);
+        world_append(&w, a, 100, 1);
+        world_append(&w, b, 200, 2);
+        kvp__seq *s[2] = {a, b};
+        uint32_t rows[2] = {1, 2};
+        world_flight f;
+        world_launch(&w, &f, s, rows, 2);
+        f.spoiled = true;
+        if (forks) world_fork(&w, a, 6);
+        world_land(&w, &f, true);
+        assert_int_equal(a->computed, 6);
+        assert_int_equal(b->computed, 3);
+        assert_int_equal(world_step(&w, s, rows, 2), 3);
+        world_free(&w);
+    }
+
+    /* The same with a copy of a cached tail. */
+    world w;
+    world_make(&w, 8, 8, 1, 0);
+    kvp__seq *b = computed_seq(&w, 0, 6), *a = world_seq(&w, NULL);
+    assert_int_equal(kvp__seq_truncate(b, 3, NULL), KVP_OK);
+    world_append(&w, b, 200, 2);
+    world_append(&w, a, 0, 7);
+    assert_int_equal(world_attach(&w, a), 6);
+    kvp__seq *s[2] = {a, b};
+    uint32_t rows[2] = {1, 2};
+    world_flight f;
+    world_launch(&w, &f, s, rows, 2);
+    kvp__seq *c = world_fork(&w, a, 6);
+    world_land(&w, &f, false);
+    assert_int_equal(c->computed, 6);
     world_free(&w);
 }
 
@@ -912,6 +954,7 @@ int main(void)
         cmocka_unit_test(test_covered_tail),
         cmocka_unit_test(test_replaced_tail_is_forgotten),
         cmocka_unit_test(test_copy_from_a_block_that_is_written),
+        cmocka_unit_test(test_write_below_a_planned_copy),
         cmocka_unit_test(test_abort_is_as_if_not_planned),
         cmocka_unit_test(test_changes_in_flight),
         cmocka_unit_test(test_pins),
