@@ -44,7 +44,7 @@ static int new_sequence(chat *c)
 }
 
 /* Only what is new: the conversation so far is in the sequence. */
-static kvp_status append_turn(chat *c, const char *text, size_t bytes)
+static kvp_status append_turn(chat *c, const char *text, size_t bytes, kvp_error *err)
 {
     kvp_seq_info info = {.size = sizeof info};
     kvp_chat_message messages[2];
@@ -56,7 +56,7 @@ static kvp_status append_turn(chat *c, const char *text, size_t bytes)
     else if (c->system)
         messages[n++] = (kvp_chat_message){"system", c->system, strlen(c->system)};
     messages[n++] = (kvp_chat_message){"user", text, bytes};
-    return kvp_seq_append_chat(c->seq, messages, n, sizeof messages[0], flags);
+    return session_append_chat(&c->session, &c->set, c->seq, messages, n, flags, err);
 }
 
 /* What had not to be computed: kept by the sequence, or found again in the prefix cache. */
@@ -122,19 +122,21 @@ static int answer(chat *c)
 /* One turn. A full context begins a new conversation rather than end the session. */
 static int turn(chat *c, const char *text, size_t bytes)
 {
-    kvp_status status = append_turn(c, text, bytes);
+    kvp_error err = {.size = sizeof err};
+    kvp_status status = append_turn(c, text, bytes, &err);
     if (status == KVP_ERR_CAPACITY || status == KVP_ERR_TOO_LARGE) {
         int code = new_sequence(c);
         if (code != EXIT_DONE) return code;
         fprintf(stderr, "%s[the context is full: a new conversation begins]%s\n", dim(c),
                 plain(c));
-        status = append_turn(c, text, bytes);
+        status = append_turn(c, text, bytes, &err);
         if (status == KVP_ERR_CAPACITY || status == KVP_ERR_TOO_LARGE) {
-            fail_pool(&c->session);
+            fail_with(&err); /* this message alone is too long: the next may do */
             return EXIT_DONE;
         }
     }
-    if (status == KVP_OK) status = kvp_batch_add(c->session.batch, c->seq);
+    if (status < 0) return fail_with(&err);
+    status = kvp_batch_add(c->session.batch, c->seq);
     return status < 0 ? fail_pool(&c->session) : answer(c);
 }
 
@@ -190,6 +192,7 @@ int command_chat(int argc, char **argv)
     const option own[] = {
         {.name = "system", .kind = OPTION_TEXT, .value = &c.system, .argument = "TEXT",
          .help = "system message that the conversation begins with"},
+        chat_format_option(&c.set),
         {.name = "quiet", .kind = OPTION_FLAG, .value = &c.quiet,
          .help = "no figures under the answers"},
         {.name = NULL}};
@@ -209,9 +212,9 @@ int command_chat(int argc, char **argv)
     c.tty = term_is_tty(stdin) && term_is_tty(stderr);
     interrupt_setup(true);
     code = session_open(&c.session, args.items[0], &c.set, 1);
-    if (code == EXIT_DONE && c.session.info.chat_format == KVP_CHAT_NONE)
-        code = fail_line("%s names no chat format that is known; `kvpage run` takes plain text",
-                         args.items[0]);
+    if (code == EXIT_DONE &&
+        !session_can_chat(&c.session, &c.set, args.items[0], "`kvpage run` for plain text"))
+        code = EXIT_FAILED;
     if (code == EXIT_DONE) code = converse(&c);
     kvp_seq_destroy(c.seq);
     session_close(&c.session);

@@ -60,7 +60,7 @@ static void print_groups(const kvp_model *model, const kvp_model_info *info)
         char window[48] = "";
         if (kvp_model_get_group(model, i, &g, sizeof g) < 0) return;
         if (g.window) snprintf(window, sizeof window, ", window %u", g.window);
-        row(i ? "" : "attention", "%u layers: %u query heads, %u KV heads of %u%s", g.layers,
+        row(i ? "" : "attention", "%u layers: query heads %u, KV heads %u, of %u%s", g.layers,
             g.query_heads, g.kv_heads, g.key_dim, window);
     }
 }

@@ -48,18 +48,22 @@ static char *read_all(FILE *f, size_t *n)
     return text;
 }
 
-static kvp_status append_prompt(run *r, kvp_seq *seq, const char *text, size_t bytes)
+static kvp_status append_prompt(run *r, kvp_seq *seq, const char *text, size_t bytes,
+                                kvp_error *err)
 {
     kvp_chat_message messages[2];
     size_t n = 0;
-    if (!r->chat)
-        return kvp_seq_append_text(seq, text, bytes,
-                                   KVP_TOKENIZE_SPECIAL_START |
-                                       (r->special ? KVP_TOKENIZE_PARSE_SPECIAL : 0));
+    if (!r->chat) {
+        kvp_status status = kvp_seq_append_text(
+            seq, text, bytes,
+            KVP_TOKENIZE_SPECIAL_START | (r->special ? KVP_TOKENIZE_PARSE_SPECIAL : 0));
+        if (status < 0) kvp_seq_last_error(seq, err);
+        return status;
+    }
     if (r->system)
         messages[n++] = (kvp_chat_message){"system", r->system, strlen(r->system)};
     messages[n++] = (kvp_chat_message){"user", text, bytes};
-    return kvp_seq_append_chat(seq, messages, n, sizeof messages[0], KVP_CHAT_ADD_REPLY);
+    return session_append_chat(&r->session, &r->set, seq, messages, n, KVP_CHAT_ADD_REPLY, err);
 }
 
 static kvp_status start(run *r, const char *text, size_t bytes, kvp_error *err)
@@ -78,7 +82,8 @@ static kvp_status start(run *r, const char *text, size_t bytes, kvp_error *err)
     sampling.top_logprobs = (uint32_t)r->logprobs;
     status = kvp_seq_create(r->session.pool, &options, &r->seqs[0], err);
     if (status < 0) return status;
-    status = append_prompt(r, r->seqs[0], text, bytes);
+    status = append_prompt(r, r->seqs[0], text, bytes, err);
+    if (status < 0) return status;
     for (uint64_t i = 1; i < r->samples && status == KVP_OK; i++) {
         kvp_seq_options fork = {.size = sizeof fork, .tag = i};
         status = kvp_seq_fork(r->seqs[0], KVP_FORK_END, &fork, &r->seqs[i], NULL);
@@ -322,7 +327,8 @@ int command_run(int argc, char **argv)
         {.name = "chat", .kind = OPTION_FLAG, .value = &r.chat,
          .help = "the prompt is a user's message, in the model's own chat format"},
         {.name = "system", .kind = OPTION_TEXT, .value = &r.system, .argument = "TEXT",
-         .help = "system message in front of it (implies --chat)"},
+         .help = "system message in front of it; implies --chat, like --format"},
+        chat_format_option(&r.set),
         {.name = "special", .kind = OPTION_FLAG, .value = &r.special,
          .help = "special tokens written in a raw prompt become those tokens"},
         {.name = "n", .kind = OPTION_NUMBER, .value = &r.samples, .argument = "N",
@@ -350,12 +356,12 @@ int command_run(int argc, char **argv)
     settings_engine(&r.set, engine);
     settings_sampling(&r.set, sampling);
     if (!options_read(&u, argc, argv, &args, &code)) return code;
-    if (r.system) r.chat = true;
+    if (r.system || r.set.chat_format) r.chat = true;
     interrupt_setup(false);
     code = session_open(&r.session, args.items[0], &r.set, r.samples);
-    if (code == EXIT_DONE && r.chat && r.session.info.chat_format == KVP_CHAT_NONE)
-        code = fail_line("%s names no chat format that is known: leave out --chat and --system",
-                         args.items[0]);
+    if (code == EXIT_DONE && r.chat &&
+        !session_can_chat(&r.session, &r.set, args.items[0], "leave out --chat and --system"))
+        code = EXIT_FAILED;
     if (code == EXIT_DONE) {
         const char *text = args.n > 1 ? args.items[1] : (input = read_all(stdin, &bytes));
         if (args.n > 1) bytes = strlen(text);

@@ -5,6 +5,7 @@
 #include "tool.h"
 
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* --- settings --- */
@@ -19,6 +20,19 @@ static const choice level_choices[] = {{"generic", KVP_CPU_GENERIC}, {"avx2", KV
                                        {NULL, 0}};
 static const choice activation_choices[] = {
     {"int8", KVP_ACTIVATIONS_INT8}, {"f32", KVP_ACTIVATIONS_F32}, {NULL, 0}};
+
+static const choice format_choices[] = {{"chatml", KVP_CHAT_CHATML},
+                                        {"gemma", KVP_CHAT_GEMMA},
+                                        {"llama3", KVP_CHAT_LLAMA3},
+                                        {"mistral", KVP_CHAT_MISTRAL},
+                                        {NULL, 0}};
+
+option chat_format_option(settings *s)
+{
+    return (option){.name = "format", .kind = OPTION_CHOICE, .value = &s->chat_format,
+                    .argument = "NAME", .help = "chat format, if not the file's",
+                    .choices = format_choices};
+}
 
 void settings_engine(settings *s, option table[ENGINE_OPTIONS])
 {
@@ -99,6 +113,35 @@ void session_stops(const settings *set, kvp_string out[LIST_MAX])
 {
     for (size_t i = 0; i < set->stop.n; i++)
         out[i] = (kvp_string){set->stop.items[i], strlen(set->stop.items[i])};
+}
+
+bool session_can_chat(const session *s, const settings *set, const char *path,
+                      const char *instead)
+{
+    if (set->chat_format || s->info.chat_format != KVP_CHAT_NONE) return true;
+    fail_line("%s names no chat format that is known: give --format, or %s", path, instead);
+    return false;
+}
+
+kvp_status session_append_chat(const session *s, const settings *set, kvp_seq *seq,
+                               const kvp_chat_message *messages, size_t n, uint32_t flags,
+                               kvp_error *err)
+{
+    int32_t *tokens = NULL;
+    size_t count = 0;
+    kvp_status status = kvp_chat_tokenize(s->model, set->chat_format, messages, n, 0, flags, NULL,
+                                          0, &count, err);
+    if (status != KVP_ERR_BUFFER) return status;
+    tokens = malloc(count * sizeof *tokens);
+    if (!tokens) return KVP_ERR_NO_MEMORY;
+    status = kvp_chat_tokenize(s->model, set->chat_format, messages, n, 0, flags, tokens, count,
+                               &count, err);
+    if (status == KVP_OK) {
+        status = kvp_seq_append(seq, tokens, count);
+        if (status < 0) kvp_seq_last_error(seq, err);
+    }
+    free(tokens);
+    return status;
 }
 
 /* --- opening --- */

@@ -123,6 +123,7 @@ typedef struct settings {
     uint64_t top_k, seed, penalty_window;
     text_list stop;
     bool ignore_eos;
+    uint32_t chat_format; /* KVP_CHAT_...; 0: the file's */
 } settings;
 
 /* Each fills the caller's table and ends it; sizes are enough by construction. */
@@ -130,6 +131,7 @@ enum { ENGINE_OPTIONS = 9, SAMPLING_OPTIONS = 14 };
 void settings_engine(settings *s, option table[ENGINE_OPTIONS]);
 void settings_sampling(settings *s, option table[SAMPLING_OPTIONS]);
 extern const choice kv_choices[];
+option chat_format_option(settings *s);
 
 typedef struct session {
     kvp_model *model;
@@ -149,6 +151,13 @@ void session_close(session *s);
 
 void session_sampling(const settings *set, kvp_sampling *out);
 void session_stops(const settings *set, kvp_string out[LIST_MAX]);
+/* Whether there is a chat format to use; else a line says so, ending with `instead`. */
+bool session_can_chat(const session *s, const settings *set, const char *path,
+                      const char *instead);
+/* kvp_seq_append_chat, in the format that the settings name. */
+kvp_status session_append_chat(const session *s, const settings *set, kvp_seq *seq,
+                               const kvp_chat_message *messages, size_t n, uint32_t flags,
+                               kvp_error *err);
 
 /* Prints "kvpage: <error text>" and returns EXIT_FAILED (or EXIT_INTERRUPTED for CANCELLED). */
 int fail_with(const kvp_error *err);

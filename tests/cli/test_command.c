@@ -74,6 +74,7 @@ static void every_bad_option_names_itself(void **state)
     refused("plan --preset gpt-9", 2, "'gpt-9'");
     refused("plan --layers 3", 2, "--kv-heads");
     refused("plan --preset mistral-7b --layers 3", 2, "only one of");
+    refused("run m p --format yaml", 2, "chatml, gemma, llama3, mistral");
     refused("devices now", 2, "'now'");
 }
 
@@ -163,7 +164,7 @@ static void inspect_tiny(void **state)
     (void)state;
     tiny("inspect %s", NULL);
     assert_true(has(c.out, "llama"));
-    assert_true(has(c.out, "2 layers: 4 query heads, 2 KV heads of 16"));
+    assert_true(has(c.out, "2 layers: query heads 4, KV heads 2, of 16"));
     assert_false(has(c.out, "blk.1.attn_q.weight"));
     tiny("inspect --tensors %s", NULL);
     assert_true(has(c.out, "blk.1.attn_q.weight"));
