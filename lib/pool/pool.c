@@ -207,7 +207,10 @@ void kvp__pool_fence_drop(kvp__pool *p)
 void kvp__pool_check_begin(kvp__pool *p)
 {
     for (uint32_t g = 0; g < p->n_groups; g++)
-        for (uint32_t id = 0; id < p->n_blocks; id++) p->groups[g].blocks[id].mark = p->groups[g].blocks[id].marks = 0;
+        for (uint32_t id = 0; id < p->n_blocks; id++) {
+            kvp__block *b = &p->groups[g].blocks[id];
+            b->mark = b->marks = 0;
+        }
 }
 
 /* Walks one list: every block in it has `state`, links back to the one before, and there are as

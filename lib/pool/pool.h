@@ -93,8 +93,8 @@ void kvp__pool_release(kvp__pool *p, uint32_t g, uint32_t id);
 
 /* Turns a holder into the hold of a copy of `tokens` tokens, and back. A hold keeps the block from
  * being given away, but does not mind if it is written to beyond the guard: a step makes its copies
- * before it stores anything. Below the guard it does, because the copy may be undone, and a fork made
- * meanwhile reads the source. */
+ * before it stores anything. Below the guard it does, because the copy may be undone, and a fork
+ * made meanwhile reads the source. */
 static inline void kvp__pool_hold(kvp__pool *p, uint32_t g, uint32_t id, uint32_t tokens)
 {
     kvp__block *b = &p->groups[g].blocks[id];

@@ -1,8 +1,8 @@
 /*
  * Recounts the prefix index from scratch. See prefix.h for what must hold.
  *
- * Everything is derived anew from the nodes' own parents and tokens and from the pool's records; the
- * chains, counts and hashes that the fast paths keep are what is being checked.
+ * Everything is derived anew from the nodes' own parents and tokens and from the pool's records;
+ * the chains, counts and hashes that the fast paths keep are what is being checked.
  */
 #include "prefix/prefix.h"
 

@@ -300,7 +300,8 @@ kvp__hit kvp__prefix_lookup(kvp__prefix *x, uint32_t root, const int32_t *tokens
     uint32_t rest = length - 1 - h.full * b;
     if (rest == 0) return h;
     uint32_t parent = h.full ? h.last : kvp__prefix_under_root(x, root);
-    h.tail_node = find_longest(x, parent, tokens + (size_t)h.full * b, rest < b ? rest : b, &h.tail);
+    tokens += (size_t)h.full * b;
+    h.tail_node = find_longest(x, parent, tokens, rest < b ? rest : b, &h.tail);
     if (h.tail) h.idle_tail = x->nodes[h.tail_node].held == 0;
     return h;
 }

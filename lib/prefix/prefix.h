@@ -1,10 +1,10 @@
 /*
  * Which block holds which tokens: a tree of nodes under roots.
  *
- * A node is one logical block's worth of tokens (block_tokens, or fewer for a tail) after its parent
- * node, or first under a root. It owns one block in every group. A node's number is the number of
- * its block in group 0, so a block is published exactly when its node's n is not 0, and no node is
- * ever allocated.
+ * A node is one logical block's worth of tokens (block_tokens, or fewer for a tail) after its
+ * parent node, or first under a root. It owns one block in every group. A node's number is the
+ * number of its block in group 0, so a block is published exactly when its node's n is not 0, and
+ * no node is ever allocated.
  *
  * A root stands for what must be equal before any token is compared: the salt, and extra content
  * (which weights). Roots are interned by exact comparison.
@@ -147,9 +147,9 @@ uint32_t kvp__prefix_find_full(kvp__prefix *x, uint32_t parent, const int32_t *t
 /* Whether some node under `parent` begins with these n tokens (looks at the bounded candidates). */
 bool kvp__prefix_covered(kvp__prefix *x, uint32_t parent, const int32_t *tokens, uint32_t n);
 
-/* Publishes blocks[g] of every group, which somebody holds, as a node of n tokens (n < block_tokens,
- * or = with the hash of find_full). No equal full node exists. If blocks[0] is a node already, it
- * has the same parent, fewer tokens and these as its first ones, and grows. */
+/* Publishes blocks[g] of every group, which somebody holds, as a node of n tokens (n <
+ * block_tokens, or = with the hash of find_full). No equal full node exists. If blocks[0] is a node
+ * already, it has the same parent, fewer tokens and these as its first ones, and grows. */
 void kvp__prefix_add(kvp__prefix *x, uint32_t parent, const uint32_t *blocks,
                      const int32_t *tokens, uint32_t n, const kvp__hash128 *hash);
 

@@ -1,8 +1,8 @@
 /*
  * Roots: what must be equal before tokens are compared. See prefix.h.
  *
- * A root's number is part of its children's keys, so a slot is given to another content only when no
- * node and no sequence refers to it. Interning happens when sequences are made; slots that came
+ * A root's number is part of its children's keys, so a slot is given to another content only when
+ * no node and no sequence refers to it. Interning happens when sequences are made; slots that came
  * free since are gathered there, when the array is full.
  */
 #include "prefix/prefix.h"

@@ -3,14 +3,15 @@
  *
  * Writing is safe because of one test, made in reserve for the block that `computed` lies in (later
  * blocks are fresh): nobody else holds it, apart from copies of what comes before `computed` (they
- * are made before anything is stored, and can still be undone), and no published token at or beyond `computed` is in it. A prefix that only this sequence
- * holds and that nobody builds on is cut down to make that so; otherwise the live tokens move to a
- * fresh block and the old one stays as it is for the others and for the cache.
+ * are made before anything is stored, and can still be undone), and no published token at or beyond
+ * `computed` is in it. A prefix that only this sequence holds and that nobody builds on is cut down
+ * to make that so; otherwise the live tokens move to a fresh block and the old one stays as it is
+ * for the others and for the cache.
  *
- * Publishing keeps the leading full blocks of every table canonical: where an equal full node exists
- * already, the table takes that block and gives its own back. So whoever holds a node holds all its
- * ancestors, and two sequences with the same prompt hold one copy of it after the step in which both
- * computed it.
+ * Publishing keeps the leading full blocks of every table canonical: where an equal full node
+ * exists already, the table takes that block and gives its own back. So whoever holds a node holds
+ * all its ancestors, and two sequences with the same prompt hold one copy of it after the step in
+ * which both computed it.
  */
 #include "seq/seq.h"
 
@@ -248,7 +249,8 @@ uint32_t kvp__seq_shared(const kvp__seq *s)
 
 /* --- attach --- */
 
-/* Block k of the tables that `hit` would put in the place of the sequence's own unfinished block. */
+/* Block k of the tables that `hit` would put in the place of the sequence's own unfinished
+ * block. */
 static uint32_t hit_node_at(const kvp__seq *s, const kvp__hit *hit, uint32_t k)
 {
     uint32_t node = hit->last;
@@ -373,7 +375,8 @@ static void copy_on_write(kvp__seq *s)
     s->copy_tokens = off;
 }
 
-/* Takes the published tokens at and beyond `computed` out of the index: they will be overwritten. */
+/* Takes the published tokens at and beyond `computed` out of the index: they will be
+ * overwritten. */
 static void unpublish_beyond(kvp__seq *s)
 {
     uint32_t off = s->computed & (s->pool->block_tokens - 1);

@@ -9,20 +9,20 @@
  *
  *     attach (when admitted)  ->  reserve  ->  (copies, rows on the device)  ->  commit or abort
  *
- * and at most one block per sequence is copied in a step: the one that `computed` lies in. That copy
- * is kept here until commit (made) or abort (undone), and its source is held as long. Copies of a
- * step are made before its rows are stored; hence the last one who shares a block may write to it,
- * beyond what they take, in the same step in which the others copy from it.
+ * and at most one block per sequence is copied in a step: the one that `computed` lies in. That
+ * copy is kept here until commit (made) or abort (undone), and its source is held as long. Copies
+ * of a step are made before its rows are stored; hence the last one who shares a block may write to
+ * it, beyond what they take, in the same step in which the others copy from it.
  *
  * Rules for the caller:
  *   - reserve and attach only while no step is in flight; the fence is up from launch until the
  *     step's sequences were committed or aborted (or released).
  *   - fork, truncate, append, pin, release and fini may come at any time, also in flight: they take
  *     effect at once. What the device still touches stays out of use through the pool's fence, and
- *     commit counts only rows whose tokens were not cut meanwhile. Copy the block ids at launch: the
- *     tables may change under a running step.
- *   - a sequence that is released or truncated between plan and launch must leave the plan (its copy
- *     is gone with it); collect copies with kvp__seq_copies after the last of the planning.
+ *     commit counts only rows whose tokens were not cut meanwhile. Copy the block ids at launch:
+ *     the tables may change under a running step.
+ *   - a sequence that is released or truncated between plan and launch must leave the plan (its
+ *     copy is gone with it); collect copies with kvp__seq_copies after the last of the planning.
  *
  * Embed struct kvp__seq where you like; do not move it (forks know the owner of a token buffer by
  * its address). Nothing allocates but append, fork and reserve_capacity (and reserve or attach, if

@@ -2,9 +2,9 @@
  * Token buffers. See seq.h.
  *
  * Forks share their parent's buffer: a fork of a long prompt copies no token. Only one sequence may
- * lengthen a buffer in place, its owner; the others see the part up to their own length, which never
- * changes under them, and copy it when they first append. A sequence that has reserved capacity is
- * the owner, so a fork cannot take its place and force it to allocate in a step.
+ * lengthen a buffer in place, its owner; the others see the part up to their own length, which
+ * never changes under them, and copy it when they first append. A sequence that has reserved
+ * capacity is the owner, so a fork cannot take its place and force it to allocate in a step.
  */
 #include "seq/tokens.h"
 
@@ -76,7 +76,8 @@ kvp_status kvp__seq_append(kvp__seq *s, const int32_t *tokens, uint32_t count, k
         if (want < length) want = length;
         if (want > KVP__MAX_TOKENS) want = KVP__MAX_TOKENS;
         if (!(own(s) && s->buffer->capacity >= length) && !kvp__seq_tokens_room(s, (uint32_t)want))
-            return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a sequence of %u tokens", length);
+            return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a sequence of %u tokens",
+                             length);
         b = s->buffer;
     }
     for (uint32_t i = 0; i < count; i++) b->ids[s->length + i] = tokens[i];

@@ -10,8 +10,8 @@
 void kvp__seq_tokens_drop(kvp__seq *s);
 /* After `length` became smaller. */
 void kvp__seq_tokens_cut(kvp__seq *s);
-/* Makes `s` the owner of a buffer with room for `length` tokens (>= its own, > 0). False: no memory,
- * unchanged. */
+/* Makes `s` the owner of a buffer with room for `length` tokens (>= its own, > 0). False: no
+ * memory, unchanged. */
 bool kvp__seq_tokens_room(kvp__seq *s, uint32_t length);
 
 #endif

@@ -3,8 +3,8 @@
  *
  *     bench_cache            (arguments are ignored: every benchmark is given the model's path)
  *
- * One JSON line per figure, with the bound that docs/performance.md states. Blocks of 16 tokens, one
- * layer group, prefix cache on.
+ * One JSON line per figure, with the bound that docs/performance.md states. Blocks of 16 tokens,
+ * one layer group, prefix cache on.
  *
  *     append         one more token of a running sequence whose block has room: append, reserve,
  *                    commit, published

@@ -2,10 +2,10 @@
  * A pool, its prefix index and sequences over a fake store of KV, for tests of the pure rooms.
  *
  * The fake KV of position p is a number made of the number read at p - 1 through the sequence's own
- * table, of the token, and of the group: like real KV it depends on every token before it, so that a
- * block that is shared, copied, evicted or overwritten wrongly shows in every later position. After
- * each operation everything that any sequence or published node has is read back and compared with
- * what its own token list says, and the invariant walker recounts.
+ * table, of the token, and of the group: like real KV it depends on every token before it, so that
+ * a block that is shared, copied, evicted or overwritten wrongly shows in every later position.
+ * After each operation everything that any sequence or published node has is read back and compared
+ * with what its own token list says, and the invariant walker recounts.
  */
 #ifndef TESTS_SUPPORT_CACHE_WORLD_H
 #define TESTS_SUPPORT_CACHE_WORLD_H

@@ -30,7 +30,8 @@ static uint32_t run_and_end(world *w, const char *salt, int32_t first, uint32_t 
     return cached;
 }
 
-/* A hash that is the same for all: nothing of another prompt is served, because tokens are compared. */
+/* A hash that is the same for all: nothing of another prompt is served, because tokens are
+ * compared. */
 static void case_b11(void **state)
 {
     (void)state;

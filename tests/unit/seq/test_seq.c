@@ -191,7 +191,8 @@ static void case_b09(void **state)
 
 /* --- A3 --- */
 
-/* A prompt that is cached as a whole still computes its last token, without harm to who reads it. */
+/* A prompt that is cached as a whole still computes its last token, without harm to who reads
+ * it. */
 static void case_b23(void **state)
 {
     (void)state;
@@ -498,7 +499,8 @@ static void test_no_memory_changes_nothing(void **state)
     assert_int_equal(h.mismatches, 0);
 }
 
-/* Forks share tokens; only an owner lengthens them in place, and a fork cannot become it meanwhile. */
+/* Forks share tokens; only an owner lengthens them in place, and a fork cannot become it
+ * meanwhile. */
 static void test_token_buffers(void **state)
 {
     (void)state;
@@ -594,7 +596,8 @@ static void test_rewrite_one_token(void **state)
     }
 }
 
-/* A tail that the cache has already stays private, and takes the canonical block once it is full. */
+/* A tail that the cache has already stays private, and takes the canonical block once it is
+ * full. */
 static void test_covered_tail(void **state)
 {
     (void)state;
