@@ -155,6 +155,9 @@ $(patsubst %.c,$B/%,$(wildcard $1/test_*.c)): %: %.o $$(TEST_HELP_$1) $(SUPPORT)
 endef
 $(foreach d,$(TEST_DIRS),$(eval $(call test_rule,$d)))
 
+# These run what was built.
+$(filter $B/tests/cli/%,$(TESTS)): | $(TOOL) $(EXAMPLES) $(SHARED)
+
 .PHONY: tests
 tests: $(TESTS) ## build the test programs
 
