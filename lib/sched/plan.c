@@ -58,15 +58,9 @@ static kvp__sched_entry *last_running(const kvp__sched *s)
 
 static void preempt(kvp__sched *s, kvp__sched_entry *e)
 {
-    bool admitted_just_now = false;
-    if (e->planned) {
-        admitted_just_now = s->step.items[e->planned - 1].admitted;
-        drop_item(s, e);
-    }
+    if (e->planned) drop_item(s, e);
     kvp__sched_wait_turn(s, e);
     kvp__sched_give_up(e);
-    s->preempted = true;
-    if (admitted_just_now) return;
     e->preemptions++;
     KVP__BUMP(s->stats.preemptions, 1);
     KVP__BUMP(s->pool->counters.preemptions, 1);
@@ -258,56 +252,33 @@ static uint32_t hit_tokens(const kvp__sched *s, const kvp__hit *hit)
     return hit->full * s->pool->block_tokens + hit->tail;
 }
 
-/* Blocks that the sequence has to take, after sharing the hit, for all tokens it has. */
+/* Blocks that the sequence has to take, besides what it shares of the hit, for all its tokens. */
 static uint32_t blocks_to_take(const kvp__sched *s, const kvp__seq *seq, const kvp__hit *hit)
 {
-    if (hit_tokens(s, hit) <= seq->computed || seq->n_published != seq->n_blocks)
-        return kvp__seq_need(seq, seq->length - seq->computed);
-    uint32_t shared = hit->full > seq->n_blocks ? hit->full : seq->n_blocks;
-    return (uint32_t)kvp__ceil_div(seq->length, s->pool->block_tokens) - shared;
+    uint32_t b = s->pool->block_tokens;
+    if (hit->full * b <= seq->computed) return kvp__seq_need(seq, seq->length - seq->computed);
+    return (uint32_t)kvp__ceil_div(seq->length, b) - hit->full;
 }
 
-/* What of a hit cannot be had any more once it is shared. */
-static uint32_t hit_idle(const kvp__hit *hit) { return hit->idle + hit->idle_tail; }
-
-/* Attaches what the cache has, if then `reserve` blocks are left over besides what the entry needs.
+/* Attaches what the cache has, if `reserve` blocks are left over besides what the entry needs.
  * Holders are asked for theirs as far as that is short. */
 static bool attach(kvp__sched *s, kvp__sched_entry *e, kvp__hit hit, uint64_t reserve)
 {
-    kvp__seq *seq = e->seq;
     for (;;) {
-        uint64_t room = blocks_to_take(s, seq, &hit) + reserve;
-        uint32_t most = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
-        if (kvp__seq_attach(seq, &hit, most, NULL) == KVP_OK) return true;
-        uint64_t wanted = room + hit_idle(&hit);
-        bool any = false;
-        while (reclaim(s)) {
-            any = true;
-            if (kvp__pool_available(s->pool) >= wanted) break;
-        }
-        if (!any && hit.idle_tail == 0) return false;
-        hit = look_up(s, seq);
-        if (any) continue;
-        /* The copy of a partial block needs its source and its target at once: do without. */
-        hit.tail = hit.idle_tail = 0;
-        hit.tail_node = KVP__NONE;
+        uint64_t room = kvp__min64(blocks_to_take(s, e->seq, &hit) + reserve, UINT32_MAX);
+        if (kvp__seq_attach(e->seq, &hit, (uint32_t)room, NULL) == KVP_OK) return true;
+        if (!reclaim(s)) return false;
+        while (kvp__pool_available(s->pool) < room + hit.idle && reclaim(s)) continue;
+        hit = look_up(s, e->seq);
     }
 }
 
 /* Lets a waiting entry in, if there is room for all of its tokens. */
-static bool admit(kvp__sched *s, kvp__sched_entry *e, const kvp__hit *found, uint64_t reserve)
+static bool admit(kvp__sched *s, kvp__sched_entry *e, const kvp__hit *hit, uint64_t reserve)
 {
-    kvp__seq *seq = e->seq;
-    kvp__hit hit = *found;
-    bool kept = seq->n_blocks > 0;
-    kvp__sched_hold_leave(e); /* nobody is to ask it for its own blocks now */
-    if (seq->n_published != seq->n_blocks &&
-        hit_tokens(s, &hit) >= seq->computed + s->pool->block_tokens) {
-        /* The cache has gone on where its own last block stops: exchange the one for the other. */
-        kvp__seq_release(seq);
-        hit = look_up(s, seq);
-    }
-    if (!attach(s, e, hit, reserve)) {
+    bool kept = e->seq->n_blocks > 0;
+    kvp__sched_hold_leave(e); /* it is not to be asked for its own blocks */
+    if (!attach(s, e, *hit, reserve)) {
         kvp__sched_hold_settle(e);
         return false;
     }
@@ -336,7 +307,6 @@ static void admit_waiting(kvp__sched *s)
             e->tried = s->plans;
             plan_rows(s, e, chunk_of(s, e));
         } else if (!still_follows(s, e)) {
-            if (s->preempted) return; /* blocks are short: nobody new just now */
             kvp__hit hit = look_up(s, e->seq);
             uint32_t have = hit_tokens(s, &hit);
             if (find_leader(s, e, have > e->seq->computed ? have : e->seq->computed)) continue;
@@ -345,17 +315,6 @@ static void admit_waiting(kvp__sched *s)
             e->tried = s->plans;
         }
     }
-}
-
-/* Nobody got a row although somebody has work. Whoever runs is alone by now: all others have been
- * preempted for it. Either it needs a block more for a copy of its own last one, which it can do
- * without if it starts over from the cache; or pins are in the way. */
-static void last_resort(kvp__sched *s)
-{
-    for (kvp__sched_entry *e; (e = last_running(s)) != NULL;) preempt(s, e);
-    s->preempted = false;
-    admit_waiting(s);
-    s->step.stalled = s->step.n_items == 0 && kvp__sched_has_work(s);
 }
 
 /* --- the step --- */
@@ -380,14 +339,14 @@ const kvp__sched_step *kvp__sched_plan(kvp__sched *s)
 {
     kvp__sched_step *p = &s->step;
     p->n_items = p->n_rows = p->n_logits = p->n_copies = p->n_ended = 0;
-    p->stalled = false;
-    s->preempted = false;
     s->plans++;
     plan_decodes(s, decode_quota(s));
     plan_prefills(s);
     admit_waiting(s);
     plan_decodes(s, rows_left(s));
-    if (p->n_items == 0 && p->n_ended == 0 && kvp__sched_has_work(s)) last_resort(s);
+    /* The first running entry can have whatever is not pinned, and the first that waits if nobody
+     * runs: without a row for either, nothing but pins is in the way. */
+    p->stalled = p->n_items == 0 && p->n_ended == 0 && kvp__sched_has_work(s);
     finish_plan(s);
     return p;
 }

@@ -99,7 +99,6 @@ kvp_status kvp__sched_add(kvp__sched *s, kvp__sched_entry *e, uint64_t max_lengt
     e->owed = seq->computed == seq->length ? seq->length : 0;
     if (e->owed) kvp__seq_rewind(seq, seq->length - 1);
     e->in_batch = true;
-    e->admitted = e->counted = e->generating = e->host = e->paused = false;
     e->arrival = ++s->arrivals;
     e->preemptions = 0;
     e->base = seq->usage;

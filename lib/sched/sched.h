@@ -149,7 +149,6 @@ struct kvp__sched {
     uint32_t watermark;      /* blocks */
     uint32_t entries;
     bool planned;            /* a step is planned: commit or abort comes next */
-    bool preempted;          /* somebody was preempted by this plan */
     kvp__sched_step step;
     kvp__sched_stats stats;
 };

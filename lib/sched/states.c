@@ -141,7 +141,7 @@ void kvp__sched_give_up(kvp__sched_entry *e)
 
 void kvp__sched_park(kvp__sched *s, kvp__sched_entry *e)
 {
-    e->in_batch = e->admitted = e->host = e->paused = e->generating = false;
+    e->in_batch = e->admitted = e->counted = e->generating = e->host = e->paused = false;
     s->entries--;
     kvp__sched_stay(e, KVP_SEQ_PARKED);
 }

@@ -307,7 +307,7 @@ static void check_plan(sim *s, const kvp__sched_step *p)
         const kvp__sched_item *item = &p->items[i];
         assert_int_equal(item->first_row, rows);
         assert_int_equal(item->entry->planned, i + 1);
-        assert_in_range(item->n_rows, 1, s->o.chunk);
+        assert_in_range(item->n_rows, 1, s->sched.o.chunk_tokens);
         rows += item->n_rows;
     }
     assert_int_equal(rows, p->n_rows);

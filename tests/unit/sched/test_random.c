@@ -142,7 +142,10 @@ static void one_workload(uint64_t seed)
         some_things(s);
         s->in_flight = sim_random(s, 3) == 0 ? some_things : NULL;
         s->abort_next = sim_random(s, 12) == 0;
+        uint32_t pinned = s->pool.n_pinned;
         sim_step(s);
+        if (s->stalled && pinned == 0) fail_msg("seed %llu: stalled without a pin",
+                                                (unsigned long long)seed);
     }
     s->in_flight = NULL;
     s->abort_next = false;

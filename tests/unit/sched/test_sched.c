@@ -329,6 +329,76 @@ static void nobody_passes_one_that_does_not_fit(void **state)
     sim_destroy(s);
 }
 
+/* An older prompt takes what is there before it takes from others. */
+static void a_chunk_shrinks_before_anybody_is_preempted(void **state)
+{
+    (void)state;
+    sim *s = sim_create(&(sim_options){ .blocks = 10, .chunk = 16 });
+    sim_seq *a = sim_new(s, 1, 24, 2, 0), *b = sim_new(s, 2, 20, 20, 0);
+    a->by_host = true;
+    s->sched.o.chunk_tokens = 4;
+    sim_add(s, a);
+    sim_step(s);
+    kvp__sched_pause(&s->sched, &a->entry); /* one block, and five promised no more */
+    s->sched.o.chunk_tokens = 16;
+    sim_add(s, b);
+    while (b->seq.computed < 27) sim_step(s);
+    kvp__sched_resume(&s->sched, &a->entry);
+    assert_int_equal(a->entry.state, KVP_SEQ_PREFILL);
+    sim_step(s); /* of the ten, a has one and b seven */
+    assert_int_equal(b->entry.preemptions, 0);
+    assert_int_equal(a->seq.computed, 12);
+    assert_int_equal(b->seq.computed, 28);
+    sim_run(s, 50);
+    assert_true(b->entry.preemptions > 0);
+    sim_expect_output(a);
+    sim_expect_output(b);
+    sim_destroy(s);
+}
+
+/* A waiting entry is not asked for its own blocks, so it keeps them if it does not get in. */
+static void who_does_not_get_in_keeps_what_it_has(void **state)
+{
+    (void)state;
+    sim *s = sim_create(&(sim_options){ .blocks = 8, .no_cache = true });
+    sim_seq *a = sim_new(s, 1, 13, 1, 0), *b = sim_new(s, 2, 13, 3, 0);
+    sim_add(s, a);
+    sim_run(s, 10);
+    sim_add(s, b);
+    sim_step(s);
+    assert_int_equal(used(s), 8);
+    sim_append_text(s, a, 3, 4);
+    sim_add(s, a);
+    sim_step(s); /* it needs a fifth block, and b has the other four */
+    assert_int_equal(a->entry.state, KVP_SEQ_WAITING);
+    assert_int_equal(a->seq.computed, 13);
+    sim_run(s, 20);
+    assert_int_equal(a->endings, 2);
+    assert_int_equal(usage(a).computed, 5);
+    sim_expect_output(b);
+    sim_destroy(s);
+}
+
+/* The host cannot tell that KV was lost: what it cuts to something once computed waits for it. */
+static void a_cut_after_a_preemption_waits_for_the_host(void **state)
+{
+    (void)state;
+    sim *s;
+    sim_seq *a, *b;
+    pressed_pair(&s, &a, &b);
+    while (b->entry.preemptions == 0) sim_step(s);
+    assert_int_equal(b->entry.state, KVP_SEQ_WAITING);
+    assert_int_equal(b->seq.computed, 0);
+    sim_truncate(s, b, b->seq.peak - 2);
+    assert_int_equal(b->entry.state, KVP_SEQ_HOST);
+    sim_append_text(s, b, 9, 2);
+    assert_int_equal(b->entry.state, KVP_SEQ_WAITING);
+    sim_run(s, 200);
+    assert_int_equal(b->endings, 1);
+    sim_expect_output(b);
+    sim_destroy(s);
+}
+
 /* Admission counts what running prompts will still need, so that they are not preempted by those
  * that came after. */
 static void blocks_of_running_prompts_are_spoken_for(void **state)
@@ -524,6 +594,59 @@ static void one_system_prompt_is_computed_once(void **state)
         sim_expect_output(q[i]);
     }
     assert_true(computed <= 59 + 7 * 9 + 8 * 4);
+    sim_destroy(s);
+}
+
+/* A leader leads only through the tokens that it shares. */
+static void followers_go_as_soon_as_they_can(void **state)
+{
+    (void)state;
+    sim *s = sim_create(&(sim_options){ .blocks = 200, .budget = 64, .chunk = 8 });
+    int32_t common[20];
+    sim_text(common, 20, 7);
+    sim_seq *q[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        q[i] = sim_new(s, 0, 0, 3, 0);
+        sim_append(s, q[i], common, 20);
+        sim_append_text(s, q[i], 50 + i, 100);
+        sim_add(s, q[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        sim_step(s);
+        assert_int_equal(q[1]->entry.state, KVP_SEQ_WAITING);
+    }
+    sim_step(s); /* 24 of the leader's tokens are there */
+    assert_int_equal(q[1]->entry.state, KVP_SEQ_PREFILL);
+    sim_run(s, 50);
+    assert_int_equal(usage(q[1]).cached, 20);
+    sim_destroy(s);
+}
+
+/* What a leader has computed and the cache nevertheless does not find is not waited for: here
+ * eight newer texts with the same beginning stand before it. */
+static void nobody_waits_for_what_is_there_already(void **state)
+{
+    (void)state;
+    sim *s = sim_create(&(sim_options){ .blocks = 200, .block_tokens = 16, .budget = 256,
+                                        .chunk = 32, .max_sequences = 20 });
+    sim_seq *leader = sim_new(s, 1, 150, 1, 0);
+    sim_add(s, leader);
+    s->sched.o.chunk_tokens = 24;
+    sim_step(s);
+    s->sched.o.chunk_tokens = 32;
+    for (uint32_t i = 0; i < 9; i++) {
+        sim_seq *other = sim_new(s, 1, 17, 1, 0);
+        sim_append_text(s, other, 100 + i, 3);
+        sim_add(s, other);
+    }
+    sim_step(s);
+    assert_int_equal(leader->seq.computed, 56);
+    sim_seq *q = sim_new(s, 1, 31, 1, 0);
+    sim_add(s, q);
+    assert_true(sim_probe(s, 1, 31) < 30);
+    sim_step(s);
+    assert_int_not_equal(q->entry.state, KVP_SEQ_WAITING);
+    sim_run(s, 30);
     sim_destroy(s);
 }
 
@@ -955,6 +1078,28 @@ static void *refuse_one(void *user, size_t size, size_t align)
     return aligned_alloc(align, (size + align - 1) / align * align);
 }
 
+/* Coming back from the host is no way past those who were ahead. */
+static void the_host_does_not_jump_the_queue(void **state)
+{
+    (void)state;
+    sim *s = sim_create(&(sim_options){ .max_sequences = 1 });
+    sim_seq *a = sim_new(s, 1, 6, 9, 0), *b = sim_new(s, 2, 6, 3, 1);
+    a->by_host = true;
+    sim_add(s, a);
+    sim_step(s);
+    sim_add(s, b);
+    sim_give(s, a);
+    assert_int_equal(a->entry.state, KVP_SEQ_WAITING);
+    sim_step(s);
+    assert_int_equal(b->entry.state, KVP_SEQ_DECODE);
+    assert_int_equal(a->entry.state, KVP_SEQ_WAITING);
+    sim_run(s, 50);
+    assert_int_equal(usage(a).recomputed, 0);
+    sim_expect_output(a);
+    sim_expect_output(b);
+    sim_destroy(s);
+}
+
 static void memory_that_is_refused_leaves_nothing(void **state)
 {
     (void)state;
@@ -998,6 +1143,9 @@ int main(void)
         cmocka_unit_test(who_is_last_in_order_gives_up),
         cmocka_unit_test(a_preempted_entry_keeps_its_place),
         cmocka_unit_test(nobody_passes_one_that_does_not_fit),
+        cmocka_unit_test(a_chunk_shrinks_before_anybody_is_preempted),
+        cmocka_unit_test(who_does_not_get_in_keeps_what_it_has),
+        cmocka_unit_test(a_cut_after_a_preemption_waits_for_the_host),
         cmocka_unit_test(blocks_of_running_prompts_are_spoken_for),
         cmocka_unit_test(the_watermark_rounds_down_and_spares_the_only_one),
         cmocka_unit_test(a_watermark_saves_preemptions),
@@ -1006,6 +1154,8 @@ int main(void)
         cmocka_unit_test(prompts_and_decodes_get_their_shares),
         cmocka_unit_test(rows_that_prompts_leave_go_to_decodes),
         cmocka_unit_test(one_system_prompt_is_computed_once),
+        cmocka_unit_test(followers_go_as_soon_as_they_can),
+        cmocka_unit_test(nobody_waits_for_what_is_there_already),
         cmocka_unit_test(followers_wait_without_blocking),
         cmocka_unit_test(case_b59_nothing_is_found_before_it_is_computed),
         cmocka_unit_test(case_b59_cancelled_in_flight_nothing_is_found),
@@ -1023,6 +1173,7 @@ int main(void)
         cmocka_unit_test(an_aborted_step_has_not_been),
         cmocka_unit_test(case_b58_cancel_in_every_state),
         cmocka_unit_test(the_host_may_choose_every_token),
+        cmocka_unit_test(the_host_does_not_jump_the_queue),
         cmocka_unit_test(memory_that_is_refused_leaves_nothing),
     };
     return cmocka_run_group_tests_name("sched", tests, NULL, NULL);
