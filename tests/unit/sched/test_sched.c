@@ -85,6 +85,7 @@ static void added_again_it_goes_on(void **state)
     sim_run(s, 20);
     assert_int_equal(q->seq.length, 15);
     assert_int_equal(usage(q).computed, 3);
+    assert_int_equal(s->pool.counters.tokens_prompt, 10 + 8 + 12);
     sim_expect_output(q);
     sim_destroy(s);
 }
