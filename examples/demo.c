@@ -21,11 +21,12 @@
 enum { USERS = 8, SAMPLES = 4, ANSWERS = USERS - 1 + SAMPLES, TEXT_MAX = 8192, GAPS_MAX = 65536 };
 
 static const char system_prompt[] =
-    "You are a helpful assistant for the visitors of a small science museum. Answer in plain words, "
-    "in two or three short sentences, as you would speak to somebody who is curious but new to the "
-    "subject. Do not use lists or headings. If a question is about an animal, say where it lives. "
-    "If it is about a thing, say what it is used for. If you do not know an answer, say so and name "
-    "somebody who might. Be friendly, be brief, and never make the visitor feel foolish for asking.";
+    "You are a helpful assistant for the visitors of a small science museum. Answer in plain "
+    "words, in two or three short sentences, as you would speak to somebody who is curious "
+    "but new to the subject. Do not use lists or headings. If a question is about an animal, "
+    "say where it lives. If it is about a thing, say what it is used for. If you do not know "
+    "an answer, say so and name somebody who might. Be friendly, be brief, and never make the "
+    "visitor feel foolish for asking.";
 
 static const struct {
     const char *name, *question;
@@ -266,7 +267,7 @@ static void table(demo *d, uint64_t wall_ns)
                (double)d->gaps_ms[d->n_gaps / 2], (double)d->gaps_ms[d->n_gaps * 99 / 100]);
     printf("  KV blocks used           %8" PRIu64 "   of %u tokens, at the peak; %.1f MiB\n",
            p.used_peak, p.block_tokens, (double)(p.used_peak * p.block_bytes) / 1048576.0);
-    printf("    reserved contiguously  %8" PRIu64 "   prompt and longest answer of each; %.1f MiB\n",
+    printf("    reserved contiguously  %8" PRIu64 "   prompt and longest answer each; %.1f MiB\n",
            reserved, (double)(reserved * p.block_bytes) / 1048576.0);
     printf("  from the prefix cache    %8" PRIu64 "   of %" PRIu64 " prompt tokens\n",
            p.tokens_cached, p.tokens_prompt);

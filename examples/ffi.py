@@ -17,10 +17,11 @@ HEADER = pathlib.Path(__file__).resolve().parent.parent / "include" / "kvpage.h"
 
 
 def declarations(header):
-    """kvpage.h as cffi takes it: no comments, no directives but plain numbers, statuses spelled out."""
+    """kvpage.h as cffi takes it: no comments, no directives but numbers, statuses spelled out."""
     text = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
     statuses = re.findall(r"X\((KVP_\w+), (-?\d+),", text)
-    numbers = re.findall(r"^#define (KVP_\w+)[ \t]+\(?(-?(?:0x)?[0-9a-fA-F]+)u?\)?[ \t]*$", text, re.M)
+    numbers = re.findall(r"^#define (KVP_\w+)[ \t]+\(?(-?(?:0x)?[0-9a-fA-F]+)u?\)?[ \t]*$",
+                         text, re.M)
     text = text.replace("\\\n", "")
     text = re.sub(r"enum kvp_status_code \{.*?\};", "", text, flags=re.S)
     text = re.sub(r"^[ \t]*#.*$", "", text, flags=re.M)

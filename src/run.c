@@ -288,6 +288,11 @@ static void summary(const run *r)
         return;
     }
     if (r->quiet || !term_is_tty(stderr)) return;
+    if (!r->generated) {
+        fprintf(stderr, "\n[%llu tokens of prompt, none generated]\n",
+                (unsigned long long)r->prompt);
+        return;
+    }
     fprintf(stderr, "\n[%llu tokens of prompt, %llu from the cache; first token after %.2f s; ",
             (unsigned long long)r->prompt, (unsigned long long)r->cached,
             (double)r->first_token_ns / 1e9);

@@ -63,7 +63,8 @@ void settings_sampling(settings *s, option table[SAMPLING_OPTIONS])
     s->max_tokens = DEFAULT_MAX_TOKENS;
     const option options[SAMPLING_OPTIONS] = {
         {.name = "max-tokens", .kind = OPTION_NUMBER, .value = &s->max_tokens, .argument = "N",
-         .help = "stop after so many tokens; default: 512, 0: at the end of the context", .least = 0, .most = 1 << 30},
+         .help = "stop after so many tokens; default: 512, 0: at the end of the context",
+         .least = 0, .most = 1 << 30},
         {.name = "temp", .kind = OPTION_REAL, .value = &s->temperature, .argument = "T",
          .help = "temperature; 0, the default, always takes the likeliest token", .least = 0,
          .most = 100},

@@ -1,7 +1,7 @@
 /*
- * What the files of the `kvpage` command share: the option parser, the terminal, JSON, and the steps
- * that every subcommand goes through with a model. The command uses kvpage.h alone: whatever it
- * does, a host can do.
+ * What the files of the `kvpage` command share: the option parser, the terminal, JSON, and the
+ * steps that every subcommand goes through with a model. The command uses kvpage.h alone: whatever
+ * it does, a host can do.
  *
  * It never calls setlocale, so numbers are read and written as in the C locale everywhere.
  */
@@ -97,7 +97,7 @@ void interrupt_wakes(kvp_batch *batch); /* NULL: none */
 
 /* --- json.c --- */
 
-/* Writes one JSON text, with the commas; keys are NULL inside arrays and for the outermost value. */
+/* Writes one JSON text, with the commas; keys are NULL inside arrays and outermost. */
 typedef struct json {
     FILE *out;
     bool first;

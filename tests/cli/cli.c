@@ -23,8 +23,8 @@ enum { PATIENCE_MS = 60000, FILES_MAX = 16 };
 
 /* --- files --- */
 
-static char folder[64];
-static char files[FILES_MAX][128];
+static char folder[256];
+static char files[FILES_MAX][320];
 static size_t n_files;
 
 const char *cli_file(const char *name, const void *data, size_t bytes)
@@ -33,7 +33,9 @@ const char *cli_file(const char *name, const void *data, size_t bytes)
     char *path = files[n_files++];
     assert_true(n_files <= FILES_MAX);
     if (!folder[0]) {
-        strcpy(folder, "/tmp/kvpage-cli-XXXXXX");
+        const char *temporary = getenv("TMPDIR");
+        snprintf(folder, sizeof folder, "%s/kvpage-cli-XXXXXX",
+                 temporary && *temporary ? temporary : P_tmpdir);
         assert_non_null(mkdtemp(folder));
     }
     snprintf(path, sizeof files[0], "%s/%s", folder, name);

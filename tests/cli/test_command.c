@@ -210,8 +210,8 @@ static size_t count_of(const char *text, const char *part)
 static void samples_share_the_prompt(void **state)
 {
     (void)state;
-    tiny("run %s abcdefghijklmnopqrstuvwxyzabcdefghijklmn --n 3 --temp 1 --seed 5 --max-tokens 6 --ignore-eos "
-         "--json",
+    tiny("run %s abcdefghijklmnopqrstuvwxyzabcdefghijklmn --n 3 --temp 1 --seed 5 "
+         "--max-tokens 6 --ignore-eos --json",
          NULL);
     assert_int_equal(count_of(c.out, "\"event\": \"end\""), 3);
     assert_int_equal(count_of(c.out, "\"event\": \"token\""), 18);
