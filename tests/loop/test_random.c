@@ -1,8 +1,8 @@
 /*
  * A host that does anything at any time: adds, appends, forks, truncates, pauses, cancels,
  * destroys, steps and takes events in random order, in a pool that is too small for all. After
- * every operation the pool is recounted. At the end each token that was generated is compared with what
- * the same model says of the same tokens alone, one at a time, in a pool without a prefix cache.
+ * every operation the pool is recounted. At the end each token that was generated is compared with
+ * what the same model says of the same tokens alone, one at a time, without a prefix cache.
  */
 #define _GNU_SOURCE
 #include "rig.h"
