@@ -168,15 +168,15 @@ need-cmocka:
 
 export CC CXX NM
 
-.PHONY: check
-check: $(TESTS) $(FUZZ) $(LEVELS_PROGRAMS) all ## build and run every test; the last line counts them
-	@FUZZ='$(FUZZ)' LEVELS='$(LEVELS_PROGRAMS)' sh tests/tools/check.sh $B $(TESTS)
-
 # Programs without CMocka, which say by their exit status what they found.
 LEVELS_SRC := $(sort $(wildcard tests/levels/levels_*.c))
 LEVELS_PROGRAMS := $(LEVELS_SRC:%.c=$B/%)
 $(LEVELS_PROGRAMS): %: %.o $(SUPPORT) $(STATIC)
 	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) -o $@ $< $(SUPPORT) $(STATIC) $(ALL_LDLIBS)
+
+.PHONY: check
+check: $(TESTS) $(FUZZ) $(LEVELS_PROGRAMS) all ## build and run every test; the last line counts them
+	@FUZZ='$(FUZZ)' LEVELS='$(LEVELS_PROGRAMS)' sh tests/tools/check.sh $B $(TESTS)
 
 # Each tests/fuzz/fuzz_*.c is a fuzz target: with a main of ours that replays files, or under
 # libFuzzer when tests/fuzz/run.sh asks for it by FUZZ_LINK.
