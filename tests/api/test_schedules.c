@@ -24,6 +24,7 @@
 
 enum {
     SCHEDULES = 1000,
+    SANITIZED_SCHEDULES = 150,
     EMULATED_SCHEDULES = 40,
     MAX_SEQS = 10,
     MAX_LENGTH = 96,
@@ -554,7 +555,9 @@ static void random_schedules_give_the_bits_of_each_alone(void **state)
 {
     (void)state;
     bool emulated = getenv("KVPAGE_EMULATED") != NULL;
-    uint64_t n = emulated ? EMULATED_SCHEDULES : SCHEDULES;
+    uint64_t n = emulated                     ? EMULATED_SCHEDULES
+                 : getenv("KVPAGE_SANITIZED") ? SANITIZED_SCHEDULES
+                                              : SCHEDULES;
     note *notes = calloc(MAX_NOTES, sizeof *notes);
     knowledge = calloc(KNOWN, sizeof *knowledge);
     assert_true(notes && knowledge);
