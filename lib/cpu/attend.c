@@ -335,9 +335,10 @@ static void write_rows(const kvp__attention *a, const kvp__item *i, const bench 
         for (uint32_t h = 0; h < i->n_heads; h++, r++) {
             float *to = (float *)(void *)((char *)a->out + (int64_t)(i->row + t) * a->out_row +
                                           (int64_t)(i->first_head + h) * a->out_head);
-            float sum = b->state[r].sum;
-            for (uint32_t d = 0; d < dim; d++)
-                to[d] = sum == 0 ? 0 : b->acc[r * width + d] / sum;
+            float sum = b->state[r].sum, inverse = 1.0f / sum;
+            if (sum == 0) memset(to, 0, dim * sizeof *to);
+            else
+                for (uint32_t d = 0; d < dim; d++) to[d] = b->acc[r * width + d] * inverse;
         }
 }
 

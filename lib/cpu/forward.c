@@ -36,7 +36,7 @@
 #define CHUNKS_PER_THREAD 4u
 #define PHASES_PER_LAYER 10u
 #define TEAM_MACS (512u << 20) /* multiply-adds of a chunk at most, with a team, */
-#define INLINE_MACS (48u << 20) /* inline, where the host's time budget counts, */
+#define INLINE_MACS (32u << 20) /* inline, where the host's time budget counts, */
 #define FEW_MACS (6u << 20)    /* and per row where the weights come from memory for few rows */
 
 typedef enum stage { QKV, ATT_OUT, GATE_UP, DOWN, HEAD, N_STAGES } stage;
@@ -479,9 +479,10 @@ static cut cut_stage(const kvp__runner *r, stage s, uint32_t rows)
         c.parts = parts_for(r, s, macs, FEW_MACS, larger(wanted - r->threads, 1));
         return c;
     }
-    uint32_t block = (uint32_t)kvp__round_up(rows / wanted, 4);
-    block = larger(smaller(block, MOST_BLOCK), LEAST_BLOCK);
-    if (s != HEAD && chunks_of(rows, block) >= wanted / 2 && block * macs <= most &&
+    uint64_t affordable = kvp__min64(most / macs, MOST_BLOCK) & ~3ull;
+    uint32_t block = (uint32_t)kvp__min64(kvp__round_up(rows / wanted, 4), affordable);
+    block = larger(block, LEAST_BLOCK);
+    if (s != HEAD && chunks_of(rows, block) >= wanted / 2 && block <= affordable &&
         scratch_bytes(r, s, block) <= KVP__SCRATCH_BYTES) {
         c.rows = block;
         c.blocks = chunks_of(rows, block);
