@@ -8,23 +8,23 @@
  * outputs, and a weight type of each family. */
 const fixed_model fixed_models[FIXED_MODELS] = {
     { "llama, F32, head 8", { .seed = 1 },
-      0x291814f8a121424c },
+      0x9fb8d1fc1293be8e },
     { "llama, Q4_0, head 64", { .type = 2, .heads = 2, .kv_heads = 1, .head_dim = 64, .width = 64,
                                 .feed_forward = 96, .untied = 1, .seed = 2 },
-      0xe51ec90c6dbae463 },
+      0x84b41307ac8957a5 },
     { "qwen3, Q8_0, head 128", { .arch = "qwen3", .type = 8, .heads = 2, .kv_heads = 1,
                                  .head_dim = 128, .width = 64, .feed_forward = 96, .seed = 3 },
-      0x4ca7343201ae03e1 },
+      0x12bb6a1ad4170331 },
     { "gemma3, F16, head 256", { .arch = "gemma3", .type = 1, .heads = 2, .kv_heads = 1,
                                  .head_dim = 256, .width = 32, .feed_forward = 64, .window = 16,
                                  .seed = 4 },
-      0xbfcc39e80c2d9433 },
+      0x8e5ed9de53fbdf2f },
     { "qwen2, Q4_K, head 64", { .arch = "qwen2", .type = 12, .layers = 1, .heads = 4, .kv_heads = 2,
                                 .head_dim = 64, .width = 256, .feed_forward = 256, .seed = 5 },
-      0xf42dd03b7f1d31f7 },
+      0xd5d440135e8cdaf8 },
     { "llama, BF16, head 16", { .type = 30, .heads = 6, .kv_heads = 2, .head_dim = 16, .width = 48,
                                 .feed_forward = 80, .seed = 6 },
-      0x179e8371bb1d4e87 },
+      0xd413f49887dd37c7 },
 };
 
 kvp_model *fixed_open(int which, uint32_t level, uint8_t **file, kvp_error *err)
