@@ -21,7 +21,7 @@
 #include "support/golden.h"
 #include "support/heap.h"
 
-#define MAX_TEXT 1024u
+#define MAX_TEXT 512u
 #define MAX_IDS (4 * MAX_TEXT + 64)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -175,8 +175,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 4) return 0;
     size_t bytes = data[2] | (size_t)data[3] << 8;
     if (bytes > size - 4) bytes = size - 4;
-    if (bytes > MAX_TEXT) bytes = MAX_TEXT;
     const uint8_t *text = data + 4, *file = text + bytes;
+    size_t file_bytes = size - 4 - bytes;
+    if (bytes > MAX_TEXT) bytes = MAX_TEXT;
     if (data[0] < 8) {
         check(kept_vocabulary(data[0]), data[1], text, bytes);
         return 0;
@@ -184,7 +185,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     heap h;
     kvp__tokenizer *t = NULL;
     heap_init(&h);
-    if (create(&t, &h.hooks, file, size - 4 - bytes) == KVP_OK) {
+    if (create(&t, &h.hooks, file, file_bytes) == KVP_OK) {
         check(t, data[1], text, bytes);
         kvp__tokenizer_destroy(t);
     }

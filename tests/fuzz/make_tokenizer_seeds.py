@@ -48,7 +48,7 @@ def main():
     some = [s for s in strings() if len(s) < 120]
     for which in range(8):
         for flags in (0, 2, 7):
-            save(f"kept{which}-{flags}", which, flags, b"\n".join(some[(which * 3 + flags)::11])[:1500])
+            save(f"kept{which}-{flags}", which, flags, b"\n".join(some[(which * 3 + flags)::11])[:500])
     bpe = dict(model="gpt2", pre="gpt-2", tokens=["<e>", "a", "b", "\u0120", "ab", "\u0120a", "<u>", "<|im_start|>", "<|im_end|>", "", "a"],
                token_type=[3, 1, 1, 1, 1, 1, 4, 3, 3, 1, 1], merges=["a b", "\u0120 a", "a x", "ab", " ", "\u4f60 a", "a b"],
                bos_token_id=0, eos_token_id=8, eot_token_id=8, add_bos_token=True)

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "base/half.h"
 #include "model/sampler.h"
 #include "support/gguf_writer.h"
 
@@ -507,6 +508,35 @@ static void test_frequencies(void **state)
     assert_true(chi_square(&in, x, p, 40000, 1) < 16.3);
 }
 
+/* --- the same everywhere --- */
+
+/* Tokens and log-probabilities of a fixed run, as one number: whatever the compiler, its options and
+ * the machine. */
+static void test_same_bits(void **state)
+{
+    (void)state;
+    static float x[MAX_N];
+    uint64_t rng = 1, hash = 0;
+    for (uint32_t round = 0; round < 400; round++) {
+        for (uint32_t i = 0; i < MAX_N; i++) {
+            rng = rng * 6364136223846793005u + 1442695040888963407u;
+            x[i] = (float)(int64_t)((rng >> 20) % 100000) * 2e-4f - 8;
+        }
+        kvp_sampling in = defaults();
+        in.temperature = 0.3f + (float)(round % 9) * 0.2f;
+        in.top_k = (int32_t)(round % 3) * 100;
+        in.top_p = (float)(round % 4) * 0.24f;
+        in.min_p = (float)(round % 5) * 0.01f;
+        in.top_logprobs = 20;
+        kvp__sampler s = filled(&in);
+        kvp__sampled out = sample(&s, x, MAX_N, round, round, NULL, 0);
+        hash = hash * 31 + (uint32_t)out.token;
+        hash = hash * 31 + kvp__float_bits(out.logprob);
+        for (uint32_t i = 0; i < 20; i++) hash = hash * 31 + kvp__float_bits(out.top_logprobs[i]);
+    }
+    if (hash != 0xb97583282c1c5e78u) fail_msg("%016llx", (unsigned long long)hash);
+}
+
 /* --- size --- */
 
 static void test_large_vocabulary(void **state)
@@ -555,6 +585,7 @@ int main(void)
         cmocka_unit_test(test_against_naive),
         cmocka_unit_test(test_ties_at_the_edge),
         cmocka_unit_test(test_frequencies),
+        cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_large_vocabulary),
     };
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
