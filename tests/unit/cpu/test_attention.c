@@ -376,7 +376,7 @@ static void windows(void **state)
 static void random_shapes(void **state)
 {
     (void)state;
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < (getenv("KVPAGE_SANITIZED") ? 15 : 60); i++) {
         shape s = {1 + rnd(4), 1 + rnd(9), 1 + rnd(80), 1 + rnd(80), rnd(3) ? 0 : 1 + rnd(300),
                    1u << rnd(9), 1 + rnd(3), 1 + rnd(3), rnd(3) ? 0 : 1.0f + (float)rnd(40)};
         uint32_t length[3], new_rows[3];
