@@ -3,6 +3,8 @@
  * header is copied; its buffer is gone when the load is over.
  */
 #include "model/arch.h"
+
+#include "base/team.h"
 #include "model/tokenizer.h"
 
 #include <string.h>
@@ -102,7 +104,10 @@ static kvp_status load_parts(kvp__model *m, const kvp__gguf *g, kvp_error *err)
 {
     kvp_status s = copy_string(g, "general.name", m->name, sizeof m->name, err);
     if (s == KVP_OK) s = copy_tensors(m, g, err);
+    /* Scales and frequencies enter every result: the host's rounding mode must not. */
+    kvp__fp_state fp = kvp__fp_enter();
     if (s == KVP_OK) s = kvp__arch_fill(m, g, err);
+    kvp__fp_leave(fp);
     if (s == KVP_OK) s = load_tokenizer(m, g, err);
     return s;
 }
