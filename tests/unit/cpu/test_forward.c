@@ -9,6 +9,7 @@
 
 #include "base/half.h"
 
+#include <fenv.h>
 #include <math.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -701,6 +702,36 @@ static void cuts_do_not_show(void **state)
     tiny_free(t);
 }
 
+static void odd_float_state(bool on)
+{
+    fesetround(on ? FE_UPWARD : FE_TONEAREST);
+#if defined(__x86_64__)
+    unsigned u = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(on ? u | 0x8040u : u & ~0x8040u); /* and denormals flushed */
+#endif
+}
+
+static void the_hosts_float_state_does_not_show(void **state)
+{
+    (void)state;
+    settings s = real_kind;
+    tiny *t = tiny_make(&s);
+    static int32_t tokens[MAX_SEQS][LENGTH];
+    fill_tokens(tokens, s.vocabulary);
+    size_t bytes = (size_t)LENGTH * s.vocabulary * sizeof(float);
+    float *want = malloc(bytes), *got = malloc(bytes);
+    alone(t, tokens[0], (how){0, 16, KVP_KV_F16, KVP_KV_F16, 0, 0}, want);
+    for (int32_t threads = 0; threads < 2; threads++) {
+        odd_float_state(true);
+        alone(t, tokens[0], (how){threads, 16, KVP_KV_F16, KVP_KV_F16, 0, 0}, got);
+        odd_float_state(false);
+        assert_memory_equal(got, want, bytes);
+    }
+    free(want);
+    free(got);
+    tiny_free(t);
+}
+
 /* --- outputs, copies, cancel --- */
 
 static void only_wanted_rows_are_posted(void **state)
@@ -992,6 +1023,7 @@ int main(void)
         cmocka_unit_test(int8_activations_are_close),
         cmocka_unit_test(schedules_do_not_show),
         cmocka_unit_test(cuts_do_not_show),
+        cmocka_unit_test(the_hosts_float_state_does_not_show),
         cmocka_unit_test(only_wanted_rows_are_posted),
         cmocka_unit_test(copies_come_first),
         cmocka_unit_test(cancelled_steps_end),
