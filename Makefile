@@ -7,6 +7,10 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
+# As many jobs as there are cores, unless the user says how many.
+ifeq (,$(findstring -j,$(MAKEFLAGS))$(findstring jobserver,$(MAKEFLAGS)))
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
+endif
 SHELL = /bin/sh
 
 VERSION := $(shell awk '/^.define KVP_VERSION_(MAJOR|MINOR|PATCH)/ {v = v s $$3; s = "."} \
@@ -63,7 +67,8 @@ LEVEL_FLAGS_5 := -march=armv8.2-a+dotprod
 # --- where things go -----------------------------------------------------------------------------
 
 KEY := $(shell { $(CC) --version 2>/dev/null; \
-    printf '%s\n' '$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) $(ALL_LDLIBS) $(FUZZ_LINK)'; } | cksum | cut -d' ' -f1)
+    printf '%s\n' '$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) $(ALL_LDLIBS) $(FUZZ_LINK)' \
+    '$(foreach l,$(LEVELS),$(LEVEL_FLAGS_$l))'; } | cksum | cut -d' ' -f1)
 B := build/$(if $(TARGET),$(TARGET),unknown)-$(KEY)
 
 LIB_SRC := $(sort $(wildcard lib/*/*.c))
@@ -94,19 +99,19 @@ $B:
 COMPILE = @mkdir -p $(@D) && echo "  CC  $<" && $(CC) $(ALL_CFLAGS) $(EXTRA) -MMD -MP -c -o $@ $<
 
 define level_rule
-$B/lib/cpu/level$1/%.o: lib/cpu/level/%.c Makefile
+$B/lib/cpu/level$1/%.o: lib/cpu/level/%.c
 	@mkdir -p $$(@D) && echo "  CC  $$< (level $1)" && \
 	$$(CC) $$(ALL_CFLAGS) $$(LEVEL_FLAGS_$1) -DKVP__LEVEL=$1 -MMD -MP -c -o $$@ $$<
 endef
 $(foreach l,$(LEVELS),$(eval $(call level_rule,$l)))
 
-$B/lib/%.o: lib/%.c Makefile
+$B/lib/%.o: lib/%.c
 	$(COMPILE)
 
-$B/src/%.o: src/%.c Makefile
+$B/src/%.o: src/%.c
 	$(COMPILE)
 
-$B/examples/%.o: examples/%.c Makefile
+$B/examples/%.o: examples/%.c
 	$(COMPILE)
 
 $(STATIC): $(LIB_OBJ)
@@ -142,7 +147,7 @@ HOST_ARCH := $(shell uname -m)
 CROSS := $(if $(filter $(ARCH),$(HOST_ARCH)),,1)
 CMOCKA := $(if $(CROSS),,-lcmocka)
 $B/tests/%.o: EXTRA = $(if $(CROSS),-Itests/cross) -Itests -DKVPAGE_TESTS='"$(abspath tests)"'
-$B/tests/%.o: tests/%.c Makefile | need-cmocka
+$B/tests/%.o: tests/%.c | need-cmocka
 	$(COMPILE)
 
 TEST_LDFLAGS_tests/oom := -Wl,--wrap=mmap,--wrap=munmap,--wrap=pthread_create,--wrap=eventfd
@@ -200,7 +205,7 @@ BENCH_SRC := $(sort $(wildcard tests/bench/bench_*.c))
 BENCH := $(BENCH_SRC:%.c=$B/%)
 $(BENCH): %: %.o $(STATIC)
 	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) -o $@ $< $(STATIC) $(ALL_LDLIBS)
-$B/tests/bench/%.o: tests/bench/%.c Makefile
+$B/tests/bench/%.o: tests/bench/%.c
 	@mkdir -p $(@D) && echo "  CC  $<" && $(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
 
 .PHONY: bench bench-peers demo

@@ -7,7 +7,7 @@ tools=$here/../tools
 sh "$tools/need.sh" pkgconfig || { echo "no pkg-config"; exit 77; }
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-${MAKE:-make} -s install PREFIX="$dir/tree"
+sh "$tools/make.sh" -s install PREFIX="$dir/tree"
 PKG_CONFIG_PATH=$dir/tree/lib/pkgconfig
 export PKG_CONFIG_PATH
 library=$dir/tree/lib/libkvpage.so.0

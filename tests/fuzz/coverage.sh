@@ -5,7 +5,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 sh "$here/../tools/need.sh" clang
 flags='-fprofile-instr-generate -fcoverage-mapping'
-make=${MAKE:-make}
+make="sh $here/../tools/make.sh"
 $make -s CC=clang SAN="$flags" fuzz-programs
 programs=$($make -s CC=clang SAN="$flags" print-fuzz)
 dir=build/fuzz/coverage

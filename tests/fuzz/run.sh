@@ -6,7 +6,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 sh "$here/../tools/need.sh" clang
 san='-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=undefined'
-make=${MAKE:-make}
+make="sh $here/../tools/make.sh"
 $make -s CC=clang SAN="$san" FUZZ_LINK=-fsanitize=fuzzer fuzz-programs
 programs=$($make -s CC=clang SAN="$san" FUZZ_LINK=-fsanitize=fuzzer print-fuzz)
 bad=0

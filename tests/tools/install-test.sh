@@ -4,7 +4,7 @@
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-make=${MAKE:-make}
+make="sh $(dirname "$0")/make.sh"
 
 $make -s install DESTDIR="$dir/stage" PREFIX=/opt/kvpage LIBDIR=/opt/kvpage/lib/multi
 for f in include/kvpage.h lib/multi/libkvpage.so.0 lib/multi/libkvpage.a \

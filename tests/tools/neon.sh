@@ -5,7 +5,7 @@ set -u
 results=$1
 here=$(dirname "$0")
 unset CC CFLAGS CPPFLAGS LDFLAGS LDLIBS MAKEFLAGS
-make="${MAKE:-make} -s CC=aarch64-linux-gnu-gcc"
+make="sh $here/make.sh -s CC=aarch64-linux-gnu-gcc"
 if ! $make neon-tests >"$results.neon" 2>&1; then
     echo "0 1 0 neon-build" >>"$results"
     echo "  neon: does not build"

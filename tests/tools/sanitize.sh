@@ -4,7 +4,7 @@
 # rounds: everything is 5 to 20 times slower here.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-make=${MAKE:-make}
+make="sh $here/make.sh"
 dir=build/sanitize
 mkdir -p "$dir"
 results=$dir/results
