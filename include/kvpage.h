@@ -569,14 +569,14 @@ typedef struct kvp_logit_bias {
 typedef struct kvp_sampling {
     uint32_t size;
     uint32_t mode;             /* KVP_SAMPLE_...; 0: KVP_SAMPLE_LIBRARY */
-    float temperature;         /* 0: greedy; ties go to the lowest id */
+    float temperature;         /* 0 to 100; 0: greedy; ties go to the lowest id */
     float top_p;               /* 0: off, like 1 */
     float min_p;               /* 0: off */
     int32_t top_k;             /* 0: off */
     float repetition_penalty;  /* divides positive logits of seen tokens; 0: off, like 1 */
     float presence_penalty;    /* subtracted once from seen tokens */
     float frequency_penalty;   /* subtracted per occurrence */
-    uint32_t penalty_window;   /* last tokens that count as seen; 0: 64 */
+    uint32_t penalty_window;   /* last tokens that count as seen, at most 8192; 0: 64 */
     uint64_t seed;             /* 0: drawn anew; kvp_seq_get_info tells which */
     const kvp_logit_bias *bias;
     uint32_t n_bias;           /* at most 1024 */
@@ -808,7 +808,8 @@ typedef struct kvp_usage {
     uint32_t pad0;
     uint64_t prompt;       /* tokens there when it was added, or appended while prefilling */
     uint64_t cached;       /* of these served from the prefix cache */
-    uint64_t reattached;   /* own tokens found again (parked before, or preempted) */
+    uint64_t reattached;   /* own KV that was there already: kept while parked, shared by a fork, or
+                              found again after a preemption */
     uint64_t computed;     /* rows computed for it, recomputation included */
     uint64_t recomputed;   /* of these for tokens whose KV was there once */
     uint64_t copied;       /* tokens of KV copied for it */
