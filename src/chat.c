@@ -16,7 +16,6 @@ typedef struct chat {
     bool quiet, tty;
     session session;
     kvp_seq *seq;
-    uint64_t kept;  /* tokens whose KV was still there when the turn began */
     uint64_t saved; /* tokens, over all turns */
     bool cancelled;
 } chat;
@@ -51,7 +50,6 @@ static kvp_status append_turn(chat *c, const char *text, size_t bytes, kvp_error
     size_t n = 0;
     uint32_t flags = KVP_CHAT_ADD_REPLY;
     kvp_seq_get_info(c->seq, &info);
-    c->kept = info.computed;
     if (info.length) flags |= KVP_CHAT_CONTINUE;
     else if (c->system)
         messages[n++] = (kvp_chat_message){"system", c->system, strlen(c->system)};
@@ -60,15 +58,15 @@ static kvp_status append_turn(chat *c, const char *text, size_t bytes, kvp_error
 }
 
 /* What had not to be computed: kept by the sequence, or found again in the prefix cache. */
-static uint64_t saved_tokens(const chat *c, const kvp_usage *u)
+static uint64_t saved_tokens(const kvp_usage *u)
 {
-    uint64_t saved = c->kept + u->cached + u->reattached;
+    uint64_t saved = u->cached + u->reattached;
     return saved < u->prompt ? saved : u->prompt;
 }
 
 static void report(chat *c, const kvp_usage *u, uint32_t ending)
 {
-    uint64_t saved = saved_tokens(c, u);
+    uint64_t saved = saved_tokens(u);
     double seconds = (double)(u->total_ns - u->first_token_ns) / 1e9;
     c->saved += saved;
     if (ending == KVP_END_CAPACITY || ending == KVP_END_LENGTH)

@@ -85,7 +85,8 @@ struct kvp__sequence {
     bool ring_full;             /* paused for that; lifted when the host takes events */
     bool host_paused;           /* paused by kvp_seq_pause */
     bool in_flight;             /* the step in flight has rows of it */
-    uint64_t generated;         /* since the add, like the times below */
+    uint64_t generated;         /* since the add, like the rest below */
+    uint64_t held;              /* tokens whose KV it had already; UINT64_MAX: no row yet */
     uint64_t added_ns, first_row_ns, first_token_ns;
     kvp_usage usage;            /* of the last ending */
     _Atomic uint32_t cancel_asked;

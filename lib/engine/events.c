@@ -71,7 +71,7 @@ static void fill_usage(kvp__loop *l, kvp__sequence *s)
         .size = sizeof s->usage,
         .prompt = s->seq.length - kvp__min64(s->generated, s->seq.length),
         .cached = u.cached,
-        .reattached = u.reattached,
+        .reattached = u.reattached + (s->held == UINT64_MAX ? 0 : s->held),
         .computed = u.computed,
         .recomputed = u.recomputed,
         .copied = u.copied,

@@ -235,6 +235,7 @@ kvp_status kvp__loop_add(kvp__loop *l, kvp__sequence *s, kvp_error *err)
     }
     s->added_ns = kvp__now(hooks_of(l));
     s->first_row_ns = s->first_token_ns = 0;
+    s->held = UINT64_MAX;
     s->ring_full = s->host_paused = false;
     atomic_store(&s->cancel_asked, 0);
     kvp__textstream_init(&s->stream);

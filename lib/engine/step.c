@@ -206,6 +206,15 @@ static void decide_output(kvp__loop *l, kvp__sequence *s, uint32_t i, const int3
     }
 }
 
+/* Of the tokens before its first row, those that no cache had to be asked for: kept while it was
+ * parked, or shared by a fork. */
+static void note_held(kvp__sequence *s, const kvp__sched_item *item)
+{
+    if (s->held != UINT64_MAX) return;
+    kvp__seq_usage u = kvp__sched_usage(&s->entry);
+    s->held = item->first_pos - kvp__min64(item->first_pos, u.cached + u.reattached);
+}
+
 void kvp__loop_take_in(kvp__loop *l, const int32_t *chosen)
 {
     const kvp__sched_step *step = l->step;
@@ -216,6 +225,7 @@ void kvp__loop_take_in(kvp__loop *l, const int32_t *chosen)
         const kvp__sched_item *item = &step->items[i];
         if (!item->entry) continue;
         kvp__sequence *s = kvp__sequence_of_entry(item->entry);
+        note_held(s, item);
         if (!item->decode) kvp__loop_push_progress(l, s);
         if (item->decide && s->entry.in_batch) decide_output(l, s, l->item_output[i], chosen);
     }

@@ -358,6 +358,41 @@ static void own_truncate(void **state)
     }
 }
 
+/* Usage adds up: what was there, found and computed is the prompt, for a first add, a second one and
+ * a fork. */
+static void own_usage_adds_up(void **state)
+{
+    (void)state;
+    int32_t prompt[40];
+    world_tokens(prompt, 40, 1, 64);
+    kvp_pool *p = world_pool(model, 24, 8);
+    kvp_batch *b = world_batch(p, NULL);
+    kvp_seq *s = world_seq(p, prompt, 30, 0, KVP_SAMPLE_LIBRARY, KVP_MAX_TOKENS_NONE), *f;
+    assert_int_equal(kvp_batch_add(b, s), KVP_OK);
+    world_run(b, out);
+    assert_int_equal(out[0].usage.computed, 30);
+    assert_int_equal(kvp_seq_append(s, prompt + 30, 10), KVP_OK);
+    assert_int_equal(kvp_batch_add(b, s), KVP_OK);
+    world_run(b, out);
+    assert_int_equal(out[0].usage.prompt, 40);
+    assert_int_equal(out[0].usage.reattached, 30);
+    assert_int_equal(out[0].usage.computed, 10);
+    assert_int_equal(kvp_seq_fork(s, 21, &(kvp_seq_options){.size = sizeof(kvp_seq_options), .tag = 1},
+                                  &f, NULL), KVP_OK);
+    assert_int_equal(kvp_seq_append(f, prompt, 5), KVP_OK);
+    assert_int_equal(kvp_batch_add(b, f), KVP_OK);
+    world_run(b, out);
+    assert_int_equal(out[1].usage.prompt, 26);
+    assert_int_equal(out[1].usage.reattached, 21);
+    assert_int_equal(out[1].usage.cached, 0);
+    assert_int_equal(out[1].usage.computed, 5);
+    assert_int_equal(out[1].usage.copied, 5);
+    kvp_seq_destroy(s);
+    kvp_seq_destroy(f);
+    kvp_batch_destroy(b);
+    kvp_pool_destroy(p);
+}
+
 /* A pinned prefix is kept while everything else is asked for; what cannot go on says STALLED. */
 static void own_pin_stalls(void **state)
 {
@@ -431,7 +466,9 @@ int main(void)
         cmocka_unit_test_setup(case_b56, clear), cmocka_unit_test_setup(case_b58, clear),
         cmocka_unit_test_setup(case_b59, clear), cmocka_unit_test_setup(case_b61, clear),
         cmocka_unit_test_setup(case_b81, clear), cmocka_unit_test_setup(case_b117, clear),
-        cmocka_unit_test_setup(own_truncate, clear), cmocka_unit_test_setup(own_pin_stalls, clear),
+        cmocka_unit_test_setup(own_truncate, clear),
+        cmocka_unit_test_setup(own_usage_adds_up, clear),
+        cmocka_unit_test_setup(own_pin_stalls, clear),
     };
     return cmocka_run_group_tests_name("api/cases_stepping", tests, open_model, close_model);
 }
