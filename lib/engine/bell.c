@@ -14,18 +14,20 @@ void kvp__bell_init(kvp__bell *b)
     atomic_store(&b->fd, -1);
 }
 
-void kvp__bell_close(kvp__bell *b)
-{
-    int32_t fd = atomic_exchange(&b->fd, -1);
-    if (fd >= 0) close(fd);
-}
-
 static void write_one(int32_t fd)
 {
     int saved = errno; /* a signal handler must leave it alone */
     uint64_t one = 1;
     while (write(fd, &one, sizeof one) < 0 && errno == EINTR) continue;
     errno = saved;
+}
+
+void kvp__bell_close(kvp__bell *b)
+{
+    int32_t fd = atomic_exchange(&b->fd, -1);
+    if (fd < 0) return;
+    write_one(fd); /* whoever still waits for it wakes up */
+    close(fd);
 }
 
 void kvp__bell_ring(kvp__bell *b)

@@ -9,8 +9,8 @@
 
 #define SETTLING UINT64_MAX
 
-void kvp__domain_init(kvp__domain *d, kvp__origin *origin, void (*settle)(kvp__domain *, kvp__shell *),
-                      void (*finish)(kvp__domain *))
+void kvp__domain_init(kvp__domain *d, kvp__origin *origin,
+                      void (*settle)(kvp__domain *, kvp__shell *), void (*finish)(kvp__domain *))
 {
     memset(d, 0, sizeof *d);
     d->origin = origin;
@@ -70,8 +70,8 @@ static void settle_all(kvp__domain *d)
     }
 }
 
-/* Settles unless somebody is inside, who will then do it on leaving: what was queued before the owner
- * left is seen either by the owner's last look or by this thread's attempt. */
+/* Settles unless somebody is inside, who will then do it on leaving: what was queued before the
+ * owner left is seen either by the owner's last look or by this thread's attempt. */
 static void try_settle(kvp__domain *d)
 {
     while (has_work(d)) {

@@ -1,5 +1,5 @@
 /*
- * From what happened to what the host reads: pushing events, endings with their usage, taking events.
+ * From what happened to what the host reads: pushing events, endings with usage, taking events.
  * See engine.h and ring.h.
  */
 #include "engine/engine.h"

@@ -56,7 +56,10 @@ kvp_status kvp__origin_init(kvp__origin *r, const kvp__hooks *hooks, size_t byte
     return KVP_OK;
 }
 
-void kvp__origin_acquire(kvp__origin *r) { atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed); }
+void kvp__origin_acquire(kvp__origin *r)
+{
+    atomic_fetch_add_explicit(&r->refs, 1, memory_order_relaxed);
+}
 
 void kvp__origin_release(kvp__origin *r)
 {

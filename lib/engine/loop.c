@@ -1,5 +1,5 @@
 /*
- * Batches: what a step needs, taken once, and who is in. See engine.h; the step itself is in step.c.
+ * Batches: what a step needs, taken once, and who is in. See engine.h; the step is in step.c.
  */
 #include "engine/engine.h"
 

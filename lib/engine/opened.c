@@ -55,7 +55,7 @@ static kvp_status make(kvp__opened **out, const kvp_model_options *options, kvp_
     return KVP_OK;
 }
 
-/* Gives up an object that failed on its way, without the `released` call: nothing was handed out. */
+/* Gives up an object that failed on its way, without the `released` call: nobody has seen it. */
 static void unmake(kvp__opened *m)
 {
     m->origin.hooks.released = NULL;

@@ -1,6 +1,6 @@
 /*
- * The own-model way: the planned step as a view, attention per layer, commit and abort. See engine.h
- * and the last part of the public header.
+ * The own-model way: the planned step as a view, attention per layer, commit and abort. See
+ * engine.h and the last part of the public header.
  */
 #include "engine/engine.h"
 
@@ -45,9 +45,9 @@ kvp_status kvp__own_view_group(const kvp__loop *l, uint32_t group, kvp_view_grou
         uint32_t pos = l->positions[r], b = layout->block_tokens;
         slots[r] = (int64_t)table[pos / b] * b + pos % b;
     }
+    size_t first = (size_t)group * l->max_sequences * l->table_stride;
     *out = (kvp_view_group){.size = sizeof *out, .table_stride = l->table_stride,
-                            .tables = l->tables + (size_t)group * l->max_sequences * l->table_stride,
-                            .slots = slots};
+                            .tables = l->tables + first, .slots = slots};
     return KVP_OK;
 }
 
@@ -84,8 +84,8 @@ static kvp_status translate(kvp__attend *out, const kvp_layer_group *g, uint32_t
               stride_in(a->v_head_stride, f * g->value_dim, &out->v_head) &&
               stride_in(a->out_row_stride, out_row, &out->out_row) &&
               stride_in(a->out_head_stride, f * g->value_dim, &out->out_head);
-    return ok ? KVP_OK
-              : kvp__fail(err, KVP_ERR_INVALID_ARG, "a stride is not a multiple of %d bytes", (int)f);
+    if (ok) return KVP_OK;
+    return kvp__fail(err, KVP_ERR_INVALID_ARG, "a stride is not a multiple of %d bytes", (int)f);
 }
 
 kvp_status kvp__own_attention(kvp__loop *l, uint32_t layer, const kvp_attention_args *a,
@@ -123,7 +123,8 @@ static kvp_status check_commit(const kvp__loop *l, const int32_t *tokens, size_t
         kvp_error e = {.size = sizeof e};
         kvp_status s = kvp__cache_check_tokens(c, &tokens[i], 1, &e);
         if (s != KVP_OK)
-            return kvp__fail(err, s, "tokens[%zu]: %d is outside the vocabulary", i, (int)tokens[i]);
+            return kvp__fail(err, s, "tokens[%zu]: %d is outside the vocabulary", i,
+                             (int)tokens[i]);
     }
     return KVP_OK;
 }

@@ -52,8 +52,8 @@ static kvp_status sampling_in(kvp_sampling *out, const kvp__cache *c, const kvp_
 {
     memset(out, 0, sizeof *out);
     if (in && !kvp__struct_in(out, sizeof *out, in))
-        return kvp__fail(err, KVP_ERR_INVALID_ARG, "sampling: size %u is not a size of kvp_sampling",
-                         (unsigned)in->size);
+        return kvp__fail(err, KVP_ERR_INVALID_ARG,
+                         "sampling: size %u is not a size of kvp_sampling", (unsigned)in->size);
     if (!c->model->own_model) return KVP_OK;
     if (out->mode == KVP_SAMPLE_LIBRARY)
         return kvp__fail(err, KVP_ERR_UNSUPPORTED,
@@ -299,6 +299,31 @@ kvp_status kvp__sequence_create(kvp__sequence **out, kvp__cache *c, const kvp_se
     return KVP_OK;
 }
 
+/* Stop tokens and stop strings, each the fork's own if it gives any. */
+static kvp_status inherit_endings(kvp__sequence *s, kvp__endings *theirs, const kvp_seq_options *o,
+                                  kvp_error *err)
+{
+    if (theirs && !o->n_stop_tokens && !o->n_stop_strings) {
+        s->endings = theirs;
+        theirs->refs++;
+        return KVP_OK;
+    }
+    kvp_seq_options both = *o;
+    kvp_string strings[KVP__STOP_STRINGS];
+    if (theirs && !both.n_stop_tokens) {
+        both.stop_tokens = theirs->tokens;
+        both.n_stop_tokens = theirs->n_tokens;
+    }
+    if (theirs && theirs->strings && !both.n_stop_strings) {
+        const kvp__stops *stops = theirs->strings;
+        for (uint32_t i = 0; i < stops->n; i++)
+            strings[i] = (kvp_string){(const char *)stops->text[i], stops->bytes[i]};
+        both.stop_strings = strings;
+        both.n_stop_strings = stops->n;
+    }
+    return endings_make(&s->endings, s->cache, &both, err);
+}
+
 /* What a fork takes from its parent where its own options say nothing. */
 static kvp_status inherit(kvp__sequence *s, kvp__sequence *parent, const kvp_seq_options *o,
                           kvp_error *err)
@@ -308,16 +333,11 @@ static kvp_status inherit(kvp__sequence *s, kvp__sequence *parent, const kvp_seq
     s->tag = o->tag ? o->tag : parent->tag;
     s->eos = o->eos ? o->eos : parent->eos;
     s->event_mask = o->event_mask ? o->event_mask : parent->event_mask;
-    s->seed = kvp__seed_fork(parent->seed, ++parent->forks);
+    s->seed = kvp__seed_fork(parent->seed, parent->forks + 1);
     kvp_status st = resolve_context(c, o->context ? o->context : parent->context, &s->context, err);
     if (st != KVP_OK) return st;
-    if (o->n_stop_tokens || o->n_stop_strings) {
-        st = endings_make(&s->endings, c, o, err);
-        if (st != KVP_OK) return st;
-    } else if (parent->endings) {
-        s->endings = parent->endings;
-        s->endings->refs++;
-    }
+    st = inherit_endings(s, parent->endings, o, err);
+    if (st != KVP_OK) return st;
     if (o->sampling) return kvp__sequence_set_sampling(s, o->sampling, err);
     const kvp__settings *p = parent->settings;
     kvp__settings *t = kvp__alloc(hooks_of(c), p->bytes);
@@ -327,7 +347,8 @@ static kvp_status inherit(kvp__sequence *s, kvp__sequence *parent, const kvp_seq
     if (p->sampler.n_bias)
         t->sampler.bias = (const kvp_logit_bias *)(const void *)((char *)t +
                           ((const char *)p->sampler.bias - (const char *)p));
-    if (p->recent) t->recent = (int32_t *)(void *)((char *)t + ((char *)p->recent - (const char *)p));
+    if (p->recent)
+        t->recent = (int32_t *)(void *)((char *)t + ((char *)p->recent - (const char *)p));
     s->settings = t;
     return wants_logits(s, t) ? take_logits(c, &s->logits, err) : KVP_OK;
 }
@@ -361,6 +382,7 @@ kvp_status kvp__sequence_fork(kvp__sequence **out, kvp__sequence *parent, uint64
         kvp__sequence_free(s);
         return st;
     }
+    parent->forks++;
     *out = s;
     return KVP_OK;
 }
@@ -428,21 +450,20 @@ kvp_status kvp__sequence_append(kvp__sequence *s, const int32_t *tokens, size_t 
     if (st != KVP_OK || count == 0) return st;
     st = kvp__seq_append(&s->seq, tokens, (uint32_t)count, err);
     if (st != KVP_OK) return st;
-    s->logits_pending = false;
-    if (!s->entry.in_batch) return KVP_OK;
     kvp__loop *l = s->cache->loop;
-    bool answered = s->entry.host;
-    if (answered) {
-        s->generated++;
-        if (!s->first_token_ns) s->first_token_ns = kvp__now(hooks_of(s->cache));
-    }
-    st = kvp__seq_reserve_capacity(&s->seq, (uint32_t)kvp__sequence_max_length(s), err);
+    bool answered = s->entry.in_batch && s->entry.host;
+    s->generated += answered;
+    if (s->entry.in_batch)
+        st = kvp__seq_reserve_capacity(&s->seq, (uint32_t)kvp__sequence_max_length(s), err);
     if (st != KVP_OK) {
         /* The tokens are in, but steps would have to allocate: take them back. */
         s->generated -= answered;
         (void)kvp__seq_truncate(&s->seq, s->seq.length - (uint32_t)count, NULL);
         return st;
     }
+    s->logits_pending = false;
+    if (!s->entry.in_batch) return KVP_OK;
+    if (answered && !s->first_token_ns) s->first_token_ns = kvp__now(hooks_of(s->cache));
     kvp__sched_appended(&l->sched, &s->entry);
     if (answered && s->max_tokens && s->generated >= s->max_tokens)
         kvp__loop_end(l, s, KVP_END_LENGTH, KVP_OK, -1);
@@ -529,6 +550,10 @@ kvp_status kvp__sequence_truncate(kvp__sequence *s, uint64_t length, kvp_error *
     s->logits_pending = false;
     kvp__textstream_init(&s->stream);
     kvp__loop *l = s->cache->loop;
+    /* A fork may own the tokens that were cut: take a copy now rather than in a step. If there is
+     * no memory for it, the step asks again. */
+    if (s->entry.in_batch)
+        (void)kvp__seq_reserve_capacity(&s->seq, (uint32_t)kvp__sequence_max_length(s), NULL);
     kvp__sched_truncated(l ? &l->sched : NULL, &s->entry);
     if (l) kvp__bell_ring(&l->bell);
     return KVP_OK;

@@ -2,8 +2,8 @@
  * One step: quiet the bell, let what is in flight get on, take in what has landed, launch the next.
  *
  * At most one plan is launched per call, so a host's other work is never held up by more than one
- * planning; an inline call computes for as long as its budget lasts. See engine.h for what may change
- * under a step in flight.
+ * planning; an inline call computes for as long as its budget lasts. See engine.h for what may
+ * change under a step in flight.
  */
 #include "engine/engine.h"
 
@@ -202,7 +202,9 @@ static void decide_output(kvp__loop *l, kvp__sequence *s, uint32_t i, const int3
         kvp__log(hooks_of(l), KVP_LOG_ERROR, "a sequence failed: %s", p->error.text);
         kvp__loop_end(l, s, KVP_END_FAILED, p->status, -1);
     } else {
-        kvp__loop_decide(l, s, kvp__sequence_is_host(s) || p->host_row ? NULL : &p->sampled);
+        /* As it was launched: the host may have changed who chooses since. */
+        bool host = l->cache->model->own_model || p->host_row;
+        kvp__loop_decide(l, s, host ? NULL : &p->sampled);
     }
 }
 
@@ -335,11 +337,16 @@ static kvp_status answer(kvp__loop *l, kvp_error *err)
     return stalled ? KVP_STALLED : KVP_DONE;
 }
 
+static uint64_t later(uint64_t now, uint64_t ns)
+{
+    return now > UINT64_MAX - ns ? UINT64_MAX : now + ns;
+}
+
 kvp_status kvp__loop_step(kvp__loop *l, kvp_error *err)
 {
     kvp__bell_quiet(&l->bell);
     if (l->fatal == KVP_OK) {
-        uint64_t until = l->team ? 0 : kvp__now(hooks_of(l)) + l->inline_budget_ns;
+        uint64_t until = l->team ? 0 : later(kvp__now(hooks_of(l)), l->inline_budget_ns);
         if (l->flight == KVP__FLIGHT_DEVICE) get_on(l, until);
         if (l->flight == KVP__FLIGHT_NONE && !l->fatal) {
             launch(l);

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -316,6 +317,33 @@ static void own_finalizers(void **state)
     expect_all_back(&l);
 }
 
+/* A wait ends when somebody else destroys the batch. */
+static void *wait_for_it(void *arg)
+{
+    (void)kvp_wait(arg, 20000);
+    return NULL;
+}
+
+static void own_destroy_ends_wait(void **state)
+{
+    (void)state;
+    kvp_model *m = world_model(&(gw_model){0});
+    kvp_pool *p = world_pool(m, 16, 16);
+    kvp_batch *b = world_batch(p, NULL);
+    assert_int_equal(kvp_step(b), KVP_DONE);
+    pthread_t t;
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    assert_int_equal(pthread_create(&t, NULL, wait_for_it, b), 0);
+    usleep(50000);
+    kvp_batch_destroy(b);
+    pthread_join(t, NULL);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    assert_true(end.tv_sec - begin.tv_sec < 10);
+    kvp_pool_destroy(p);
+    kvp_model_destroy(m);
+}
+
 /* After fork the model works in the child, and what the parent made there is refused. */
 static void own_fork_process(void **state)
 {
@@ -426,7 +454,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(case_b39), cmocka_unit_test(case_b115), cmocka_unit_test(case_b119),
         cmocka_unit_test(own_second_thread), cmocka_unit_test(own_finalizers),
-        cmocka_unit_test(own_fork_process), cmocka_unit_test(own_slab_returned),
+        cmocka_unit_test(own_fork_process), cmocka_unit_test(own_destroy_ends_wait),
+        cmocka_unit_test(own_slab_returned),
         cmocka_unit_test(own_no_allocation),
     };
     return cmocka_run_group_tests_name("api/cases_life", tests, make_file, free_file);

@@ -358,6 +358,58 @@ static void own_truncate(void **state)
     }
 }
 
+/* Who chooses the token is what it was when the step was launched; no stale row is ever shown. */
+static void own_mode_changes_in_flight(void **state)
+{
+    (void)state;
+    int32_t prompt[8];
+    world_tokens(prompt, 8, 1, 64);
+    kvp_pool *p = world_pool(model, 16, 8);
+    kvp_batch *b = world_batch(p, &(kvp_batch_options){.size = sizeof(kvp_batch_options),
+                                                       .inline_budget_ns = 1});
+    kvp_seq *s = world_seq(p, prompt, 8, 0, KVP_SAMPLE_LIBRARY, 0);
+    assert_int_equal(kvp_batch_add(b, s), KVP_OK);
+    assert_int_equal(kvp_step(b), KVP_OK);
+    kvp_sampling host = {.size = sizeof host, .mode = KVP_SAMPLE_HOST};
+    assert_int_equal(kvp_seq_set_sampling(s, &host), KVP_OK);
+    world_run(b, out);
+    assert_int_equal(out[0].tokens, 1);
+    assert_int_equal(out[0].logits, 1);
+    world_expect_oracle(model, s);
+    kvp_seq_destroy(s);
+    kvp_batch_destroy(b);
+    kvp_pool_destroy(p);
+}
+
+/* A fork keeps the parent's stop tokens when it brings only stop strings, and the other way round. */
+static void own_fork_keeps_endings(void **state)
+{
+    (void)state;
+    int32_t prompt[8], want[6];
+    world_tokens(prompt, 8, 1, 64);
+    world_greedy(model, prompt, 8, want, 6);
+    kvp_pool *p = world_pool(model, 16, 8);
+    kvp_batch *b = world_batch(p, NULL);
+    kvp_seq_options o = {.size = sizeof o, .stop_tokens = &want[3], .n_stop_tokens = 1,
+                         .max_tokens = 6, .eos = KVP_EOS_IGNORE};
+    kvp_string never = {"\x01never", 6};
+    kvp_seq_options of = {.size = sizeof of, .stop_strings = &never, .n_stop_strings = 1};
+    kvp_seq *s, *f;
+    uint32_t first = 0;
+    while (want[first] != want[3]) first++;
+    assert_int_equal(kvp_seq_create(p, &o, &s, NULL), KVP_OK);
+    assert_int_equal(kvp_seq_append(s, prompt, 8), KVP_OK);
+    assert_int_equal(kvp_seq_fork(s, KVP_FORK_END, &of, &f, NULL), KVP_OK);
+    assert_int_equal(kvp_batch_add(b, f), KVP_OK);
+    world_run(b, out);
+    assert_int_equal(out[0].ending, KVP_END_STOP);
+    assert_int_equal(out[0].tokens, first);
+    kvp_seq_destroy(s);
+    kvp_seq_destroy(f);
+    kvp_batch_destroy(b);
+    kvp_pool_destroy(p);
+}
+
 /* Usage adds up: what was there, found and computed is the prompt, for a first add, a second one and
  * a fork. */
 static void own_usage_adds_up(void **state)
@@ -468,6 +520,8 @@ int main(void)
         cmocka_unit_test_setup(case_b81, clear), cmocka_unit_test_setup(case_b117, clear),
         cmocka_unit_test_setup(own_truncate, clear),
         cmocka_unit_test_setup(own_usage_adds_up, clear),
+        cmocka_unit_test_setup(own_mode_changes_in_flight, clear),
+        cmocka_unit_test_setup(own_fork_keeps_endings, clear),
         cmocka_unit_test_setup(own_pin_stalls, clear),
     };
     return cmocka_run_group_tests_name("api/cases_stepping", tests, open_model, close_model);
