@@ -45,6 +45,9 @@ C_OPT := -O2 -g
 C_MUST := -std=c11 -ffp-contract=off -fvisibility=hidden -fPIC -pthread
 INC := -Iinclude -Ilib
 ALL_CFLAGS = $(C_OPT) $(WARN) $(CPPFLAGS) $(CFLAGS) $(SAN) $(C_MUST) $(INC)
+# Kernels are one body folded for every type and shape: with a sanitizer's checks in every lane the
+# compiler takes many minutes for each. They are compiled without, unless SAN_KERNELS says so.
+KERNEL_CFLAGS = $(C_OPT) $(WARN) $(CPPFLAGS) $(CFLAGS) $(if $(SAN_KERNELS),$(SAN)) $(C_MUST) $(INC)
 ALL_LDFLAGS = $(LDFLAGS) $(SAN) -pthread
 ALL_LDLIBS = $(LDLIBS) -lm
 
@@ -101,7 +104,7 @@ COMPILE = @mkdir -p $(@D) && echo "  CC  $<" && $(CC) $(ALL_CFLAGS) $(EXTRA) -MM
 define level_rule
 $B/lib/cpu/level$1/%.o: lib/cpu/level/%.c
 	@mkdir -p $$(@D) && echo "  CC  $$< (level $1)" && \
-	$$(CC) $$(ALL_CFLAGS) $$(LEVEL_FLAGS_$1) -DKVP__LEVEL=$1 -MMD -MP -c -o $$@ $$<
+	$$(CC) $$(KERNEL_CFLAGS) $$(LEVEL_FLAGS_$1) -DKVP__LEVEL=$1 -MMD -MP -c -o $$@ $$<
 endef
 $(foreach l,$(LEVELS),$(eval $(call level_rule,$l)))
 
