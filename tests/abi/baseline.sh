@@ -3,4 +3,4 @@
 # difference is looked at first, and what is released may only be added to.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-abidw --headers-dir include --out-file "$here/baseline.abi" "$1/libkvpage.so"
+abidw --headers-dir include --no-corpus-path --no-comp-dir-path --out-file "$here/baseline.abi" "$1/libkvpage.so"
