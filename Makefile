@@ -149,6 +149,8 @@ $(SUPPORT): $(SUPPORT_SRC:%.c=$B/%.o)
 HOST_ARCH := $(shell uname -m)
 CROSS := $(if $(filter $(ARCH),$(HOST_ARCH)),,1)
 CMOCKA := $(if $(CROSS),,-lcmocka)
+# The probes are the vector operations themselves: kernels, as to sanitizers.
+$B/tests/unit/cpu/vec_probe%.o: ALL_CFLAGS = $(KERNEL_CFLAGS)
 $B/tests/%.o: EXTRA = $(if $(CROSS),-Itests/cross) -Itests -DKVPAGE_TESTS='"$(abspath tests)"'
 $B/tests/%.o: tests/%.c | need-cmocka
 	$(COMPILE)

@@ -22,12 +22,12 @@ done
 run() { # label flags filter
     echo "$1: $2"
     flags="$2 -fno-sanitize-recover=all -fno-omit-frame-pointer"
-    if ! $make -s SAN="$flags" tests >"$dir/$1.build" 2>&1; then
+    programs=$($make -s SAN="$flags" print-tests | tr ' ' '\n' | grep -E "$3")
+    if ! $make -s SAN="$flags" $programs >"$dir/$1.build" 2>&1; then
         echo "0 1 0 $1-build" >>"$results"
         tail -n 30 "$dir/$1.build"
         return
     fi
-    programs=$($make -s SAN="$flags" print-tests | tr ' ' '\n' | grep -E "$3")
     TEST_TIMEOUT=1200 sh "$here/run-tests.sh" "$results" "$1:" $programs
 }
 
