@@ -59,6 +59,10 @@
 
 #include <string.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "panels hold the file's little-endian numbers as they are"
+#endif
+
 #define KVP__INLINE static inline __attribute__((always_inline, unused))
 
 #if KVP__LEVEL == KVP_CPU_GENERIC
