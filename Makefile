@@ -122,7 +122,7 @@ $(STATIC): $(LIB_OBJ)
 
 $(SHARED): $(LIB_OBJ) lib/kvpage.map
 	@echo "  LD  $@" && $(CC) -shared -Wl,-soname,libkvpage.so.$(SOVERSION) \
-	    -Wl,--version-script=lib/kvpage.map $(if $(SAN),,-Wl,-z,defs) -Wl,-z,relro,-z,now \
+	    -Wl,--version-script=lib/kvpage.map $(if $(SAN),,-Wl,-z,defs) -Wl,-z,relro,-z,now,-z,nodelete \
 	    $(ALL_LDFLAGS) -o $@ $(LIB_OBJ) $(ALL_LDLIBS)
 	@ln -sf $(@F) $B/libkvpage.so.$(SOVERSION) && ln -sf $(@F) $B/libkvpage.so
 
