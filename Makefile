@@ -184,14 +184,14 @@ LEVELS_PROGRAMS := $(LEVELS_SRC:%.c=$B/%)
 $(LEVELS_PROGRAMS): %: %.o $(SUPPORT) $(STATIC)
 	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) -o $@ $< $(SUPPORT) $(STATIC) $(ALL_LDLIBS)
 
+FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+FUZZ := $(FUZZ_SRC:%.c=$B/%)
 .PHONY: check
 check: $(TESTS) $(FUZZ) $(LEVELS_PROGRAMS) all ## build and run every test; the last line counts them
 	@FUZZ='$(FUZZ)' LEVELS='$(LEVELS_PROGRAMS)' sh tests/tools/check.sh $B $(TESTS)
 
 # Each tests/fuzz/fuzz_*.c is a fuzz target: with a main of ours that replays files, or under
 # libFuzzer when tests/fuzz/run.sh asks for it by FUZZ_LINK.
-FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
-FUZZ := $(FUZZ_SRC:%.c=$B/%)
 $(FUZZ): %: %.o $(if $(FUZZ_LINK),,$B/tests/fuzz/standalone.o) $(SUPPORT) $(STATIC)
 	@echo "  LD  $@" && $(CC) $(ALL_LDFLAGS) $(FUZZ_LINK) -o $@ $(filter %.o,$^) $(SUPPORT) $(STATIC) \
 	    $(CMOCKA) $(ALL_LDLIBS)

@@ -169,13 +169,13 @@ typedef struct intruder {
 static void *intrude(void *arg)
 {
     intruder *in = arg;
-    while (!atomic_load(&in->stop)) {
+    do { /* at least once, however late this thread begins */
         kvp_seq_info info = {.size = sizeof info};
         kvp_status status = kvp_seq_get_info(in->seq, &info);
         if (status == KVP_OK) in->answered++;
         else if (status == KVP_ERR_THREAD) in->refused++;
         else in->other++;
-    }
+    } while (!atomic_load(&in->stop));
     return NULL;
 }
 
