@@ -45,9 +45,6 @@ C_OPT := -O2 -g
 C_MUST := -std=c11 -ffp-contract=off -fvisibility=hidden -fPIC -pthread
 INC := -Iinclude -Ilib
 ALL_CFLAGS = $(C_OPT) $(WARN) $(CPPFLAGS) $(CFLAGS) $(SAN) $(C_MUST) $(INC)
-# Kernels are one body folded for every type and shape: with a sanitizer's checks in every lane the
-# compiler takes many minutes for each. They are compiled without, unless SAN_KERNELS says so.
-KERNEL_CFLAGS = $(C_OPT) $(WARN) $(CPPFLAGS) $(CFLAGS) $(if $(SAN_KERNELS),$(SAN)) $(C_MUST) $(INC)
 ALL_LDFLAGS = $(LDFLAGS) $(SAN) -pthread
 ALL_LDLIBS = $(LDLIBS) -lm
 
@@ -67,11 +64,23 @@ LEVEL_FLAGS_4 :=
 # NEON with the dot product instructions: KVP__CPU_NEON_DOT in lib/cpu/kernels.h.
 LEVEL_FLAGS_5 := -march=armv8.2-a+dotprod
 
+# Under sanitizers the kernels, which are inlined into large functions, take gcc ten minutes a file
+# where their locals are watched too; without that, and with the checks of undefined behaviour in plain
+# C alone, which is the same source, seconds.
+ifneq (,$(SAN))
+LEVEL_SAN := -O1
+ifeq (,$(findstring clang,$(shell $(CC) --version 2>/dev/null)))
+LEVEL_SAN += -fno-var-tracking --param asan-stack=0 -fno-sanitize-address-use-after-scope
+LEVEL_SAN_2 := -fno-sanitize=undefined
+LEVEL_SAN_3 := -fno-sanitize=undefined
+endif
+endif
+
 # --- where things go -----------------------------------------------------------------------------
 
 KEY := $(shell { $(CC) --version 2>/dev/null; \
     printf '%s\n' '$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) $(ALL_LDLIBS) $(FUZZ_LINK)' \
-    '$(foreach l,$(LEVELS),$(LEVEL_FLAGS_$l))'; } | cksum | cut -d' ' -f1)
+    '$(foreach l,$(LEVELS),$(LEVEL_FLAGS_$l) $(LEVEL_SAN_$l)) $(LEVEL_SAN)'; } | cksum | cut -d' ' -f1)
 B := build/$(if $(TARGET),$(TARGET),unknown)-$(KEY)
 
 LIB_SRC := $(sort $(wildcard lib/*/*.c))
@@ -104,7 +113,7 @@ COMPILE = @mkdir -p $(@D) && echo "  CC  $<" && $(CC) $(ALL_CFLAGS) $(EXTRA) -MM
 define level_rule
 $B/lib/cpu/level$1/%.o: lib/cpu/level/%.c
 	@mkdir -p $$(@D) && echo "  CC  $$< (level $1)" && \
-	$$(CC) $$(KERNEL_CFLAGS) $$(LEVEL_FLAGS_$1) -DKVP__LEVEL=$1 -MMD -MP -c -o $$@ $$<
+	$$(CC) $$(ALL_CFLAGS) $$(LEVEL_SAN) $$(LEVEL_SAN_$1) $$(LEVEL_FLAGS_$1) -DKVP__LEVEL=$1 -MMD -MP -c -o $$@ $$<
 endef
 $(foreach l,$(LEVELS),$(eval $(call level_rule,$l)))
 
@@ -150,8 +159,8 @@ HOST_ARCH := $(shell uname -m)
 CROSS := $(if $(filter $(ARCH),$(HOST_ARCH)),,1)
 CMOCKA := $(if $(CROSS),,-lcmocka)
 # The probes are the vector operations themselves: kernels, as to sanitizers.
-$B/tests/unit/cpu/vec_probe%.o: ALL_CFLAGS = $(KERNEL_CFLAGS)
-$B/tests/%.o: EXTRA = $(if $(CROSS),-Itests/cross) -Itests -DKVPAGE_TESTS='"$(abspath tests)"'
+$B/tests/unit/cpu/vec_probe%.o: PROBE = $(LEVEL_SAN) $(LEVEL_SAN_2)
+$B/tests/%.o: EXTRA = $(PROBE) $(if $(CROSS),-Itests/cross) -Itests -DKVPAGE_TESTS='"$(abspath tests)"'
 $B/tests/%.o: tests/%.c | need-cmocka
 	$(COMPILE)
 

@@ -655,9 +655,9 @@ KVP_API kvp_status kvp_seq_set_max_tokens(kvp_seq *seq, uint64_t max_tokens);
  * blocks are shared until one of the two writes into one, which copies that block only. What the
  * parent has not computed yet is shared through the prefix cache once it has. A fork of a sequence
  * whose tokens are all computed computes the last one again when it is added, unless logits are
- * pending. Inherits the options
- * of the parent that `options` leaves zero (NULL: all of them; but sampling as a whole if NULL),
- * salt and pending logits; the seed is derived anew unless given.
+ * pending. Inherits salt, pending logits and the options that `options` leaves zero; sampling as a
+ * whole unless given, with a seed of its own. Only `tag` is taken as it is, 0 too: with `options`
+ * NULL alone it is the parent's.
  * Errors: INVALID_ARG (beyond the end; a salt of its own), NO_MEMORY.
  * Thread: domain. Ownership: the caller destroys. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_seq_fork(kvp_seq *seq, uint64_t length, const kvp_seq_options *options,

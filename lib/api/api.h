@@ -3,8 +3,8 @@
  *
  * Helpers that every noun's file uses. A public function on a domain reads
  *
- *     KVP__ENTER_SEQ(handle, seq);
- *     return leave(seq->pool, kvp__seq_truncate(...));
+ *     ENTER(handle, s);
+ *     return kvp__leave(s->cache, kvp__sequence_truncate(s, ...));
  */
 #ifndef KVP_API_API_H
 #define KVP_API_API_H
@@ -23,13 +23,23 @@ kvp_status kvp__result_out(void *out, const void *in, size_t size, const char *w
 
 /* The object of a live handle, or NULL. */
 kvp__opened *kvp__opened_of(const kvp_model *handle);
-kvp__cache *kvp__cache_of(const kvp_pool *handle);
-kvp__sequence *kvp__sequence_of(const kvp_seq *handle);
-kvp__loop *kvp__loop_of(const kvp_batch *handle);
+
+/* Begins a call: on KVP_OK this thread is inside the domain and `*out` is the live object, until
+ * kvp__leave. */
+kvp_status kvp__enter_pool(const kvp_pool *handle, kvp__cache **out);
+kvp_status kvp__enter_seq(const kvp_seq *handle, kvp__sequence **out);
+kvp_status kvp__enter_batch(const kvp_batch *handle, kvp__loop **out);
+
+/* Ends a call: the caller's answer, after the domain has been left. */
+static inline kvp_status kvp__leave(kvp__cache *c, kvp_status status)
+{
+    kvp__domain_leave(&c->domain);
+    return status;
+}
 
 /* INVALID_HANDLE with a line that says which handle. */
 kvp_status kvp__bad_handle(kvp_error *err, const char *what);
-/* Why a domain could not be entered. */
-kvp_status kvp__refused(kvp_error *err, kvp_status status);
+/* Why the domain of a handle, a `what`, could not be entered. */
+kvp_status kvp__refused(kvp_error *err, kvp_status status, const char *what);
 
 #endif

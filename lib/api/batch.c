@@ -5,72 +5,71 @@
 
 #include <string.h>
 
-kvp__loop *kvp__loop_of(const kvp_batch *handle)
+kvp_status kvp__enter_batch(const kvp_batch *handle, kvp__loop **out)
 {
-    kvp__shell *shell = kvp__shell_of(handle, KVP__KIND_BATCH);
-    return shell ? shell->object : NULL;
+    void *object = NULL;
+    kvp_status s = kvp__domain_enter(handle, KVP__KIND_BATCH, &object);
+    *out = object;
+    return s;
 }
 
-/* Begins a call on a batch: `l` is the live object, and this thread is inside its domain. */
-#define ENTER(handle, l)                                        \
-    kvp__loop *l = kvp__loop_of(handle);                        \
-    if (!l) return KVP_ERR_INVALID_HANDLE;                      \
-    kvp_status entered_ = kvp__domain_enter(&l->cache->domain); \
+/* `l` is the live object, and this thread is inside its domain. */
+#define ENTER(handle, l)                                   \
+    kvp__loop *l;                                        \
+    kvp_status entered_ = kvp__enter_batch(handle, &l);     \
     if (entered_ != KVP_OK) return entered_
-
-static kvp_status leave(kvp__cache *c, kvp_status status)
-{
-    kvp__domain_leave(&c->domain);
-    return status;
-}
 
 kvp_status kvp_batch_create(kvp_pool *pool, const kvp_batch_options *options, kvp_batch **out,
                             kvp_error *err)
 {
-    kvp__cache *c = kvp__cache_of(pool);
-    if (!c) return kvp__bad_handle(err, "pool");
-    kvp_status s = kvp__domain_enter(&c->domain);
-    if (s != KVP_OK) return kvp__refused(err, s);
+    kvp__cache *c;
+    kvp_status s = kvp__enter_pool(pool, &c);
+    if (s != KVP_OK) return kvp__refused(err, s, "pool");
     kvp_batch_options o;
     kvp__loop *l;
     s = kvp__options_in(&o, sizeof o, options, "batch options", err);
     if (s == KVP_OK && !out) s = kvp__fail(err, KVP_ERR_INVALID_ARG, "out: NULL");
     if (s == KVP_OK) s = kvp__loop_create(&l, c, &o, err);
     if (s == KVP_OK) *out = (kvp_batch *)l->shell;
-    return leave(c, s);
+    return kvp__leave(c, s);
 }
 
-void kvp_batch_destroy(kvp_batch *batch)
+void kvp_batch_destroy(kvp_batch *batch) { kvp__domain_destroy_handle(batch, KVP__KIND_BATCH); }
+
+/* A sequence beside the batch whose domain the caller is inside. */
+static kvp_status member(const kvp__loop *l, const kvp_seq *seq, kvp__sequence **out)
 {
-    kvp__shell *shell = kvp__shell_of(batch, KVP__KIND_BATCH);
-    if (!shell) return;
-    kvp__domain *d = &((kvp__loop *)shell->object)->cache->domain;
-    if (kvp__origin_is_ours(d->origin, d->generation) && kvp__shell_kill(shell, KVP__KIND_BATCH))
-        kvp__domain_settle_handle(d, shell);
+    kvp__domain *d = &l->cache->domain;
+    void *object = NULL;
+    kvp_status s = kvp__domain_object(d, seq, KVP__KIND_SEQ, &object);
+    *out = object;
+    if (s == KVP_ERR_MISMATCH)
+        return kvp__fail(&d->error, s, "the sequence is of another pool");
+    return s == KVP_OK ? s : kvp__bad_handle(&d->error, "sequence");
 }
 
 kvp_status kvp_batch_add(kvp_batch *batch, kvp_seq *seq)
 {
     ENTER(batch, l);
-    kvp__cache *c = l->cache;
-    kvp__sequence *s = kvp__sequence_of(seq);
-    if (!s) return leave(c, kvp__bad_handle(&c->domain.error, "sequence"));
-    return leave(c, kvp__loop_add(l, s, &c->domain.error));
+    kvp__sequence *q;
+    kvp_status s = member(l, seq, &q);
+    if (s == KVP_OK) s = kvp__loop_add(l, q, &l->cache->domain.error);
+    return kvp__leave(l->cache, s);
 }
 
 kvp_status kvp_batch_remove(kvp_batch *batch, kvp_seq *seq)
 {
     ENTER(batch, l);
-    kvp__cache *c = l->cache;
-    kvp__sequence *s = kvp__sequence_of(seq);
-    if (!s) return leave(c, kvp__bad_handle(&c->domain.error, "sequence"));
-    return leave(c, kvp__loop_remove(l, s, &c->domain.error));
+    kvp__sequence *q;
+    kvp_status s = member(l, seq, &q);
+    if (s == KVP_OK) s = kvp__loop_remove(l, q, &l->cache->domain.error);
+    return kvp__leave(l->cache, s);
 }
 
 kvp_status kvp_step(kvp_batch *batch)
 {
     ENTER(batch, l);
-    return leave(l->cache, kvp__loop_step(l, &l->cache->domain.error));
+    return kvp__leave(l->cache, kvp__loop_step(l, &l->cache->domain.error));
 }
 
 kvp_status kvp_next_event(kvp_batch *batch, kvp_event *out)
@@ -80,47 +79,49 @@ kvp_status kvp_next_event(kvp_batch *batch, kvp_event *out)
     uint32_t size = 0;
     if (out) memcpy(&size, out, sizeof size);
     if (size < 8)
-        return leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "event: size is not set"));
+        return kvp__leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "event: size is not set"));
     kvp_event e;
     kvp_status s = kvp__loop_next_event(l, &e);
     if (s == KVP_OK) s = kvp__result_out(out, &e, sizeof e, "event", &c->domain.error);
-    return leave(c, s);
+    return kvp__leave(c, s);
 }
 
 kvp_status kvp_batch_fd(kvp_batch *batch, int32_t *fd)
 {
     ENTER(batch, l);
     kvp__cache *c = l->cache;
-    if (!fd) return leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "fd: NULL"));
-    return leave(c, kvp__bell_fd(&l->bell, fd, &c->domain.error));
+    if (!fd) return kvp__leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "fd: NULL"));
+    return kvp__leave(c, kvp__bell_fd(&l->bell, fd, &c->domain.error));
 }
 
 kvp_status kvp_batch_deadline(const kvp_batch *batch, uint64_t *ns)
 {
     ENTER(batch, l);
     kvp__cache *c = l->cache;
-    if (!ns) return leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "ns: NULL"));
+    if (!ns) return kvp__leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "ns: NULL"));
     *ns = kvp__loop_deadline(l);
-    return leave(c, KVP_OK);
+    return kvp__leave(c, KVP_OK);
 }
 
 kvp_status kvp_batch_timeout_ms(const kvp_batch *batch, int32_t *ms)
 {
     ENTER(batch, l);
     kvp__cache *c = l->cache;
-    if (!ms) return leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "ms: NULL"));
+    if (!ms) return kvp__leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "ms: NULL"));
     *ms = kvp__loop_timeout_ms(l);
-    return leave(c, KVP_OK);
+    return kvp__leave(c, KVP_OK);
 }
 
 kvp_status kvp_wakeup(kvp_batch *batch)
 {
-    kvp__loop *l = kvp__loop_of(batch);
-    if (!l) return KVP_ERR_INVALID_HANDLE;
+    kvp__shell *shell = kvp__shell_pin(batch, KVP__KIND_BATCH);
+    if (!shell) return KVP_ERR_INVALID_HANDLE;
+    kvp__loop *l = shell->object;
     const kvp__domain *d = &l->cache->domain;
-    if (!kvp__origin_is_ours(d->origin, d->generation)) return KVP_ERR_FORKED;
-    kvp__bell_ring(&l->bell);
-    return KVP_OK;
+    bool ours = kvp__origin_is_ours(d->origin, d->generation);
+    if (ours) kvp__bell_ring(&l->bell);
+    kvp__shell_unpin(shell);
+    return ours ? KVP_OK : KVP_ERR_FORKED;
 }
 
 kvp_status kvp_wait(kvp_batch *batch, int32_t timeout_ms)
@@ -128,16 +129,17 @@ kvp_status kvp_wait(kvp_batch *batch, int32_t timeout_ms)
     ENTER(batch, l);
     int32_t fd;
     kvp_status s = kvp__loop_wait_for(l, &timeout_ms, &fd, &l->cache->domain.error);
-    (void)leave(l->cache, s);
+    (void)kvp__leave(l->cache, s);
     return s == KVP_OK ? kvp__bell_wait(fd, timeout_ms) : s;
 }
 
 kvp_status kvp_batch_get_stats(const kvp_batch *batch, kvp_batch_stats *out)
 {
-    const kvp__loop *l = kvp__loop_of(batch);
-    if (!l) return KVP_ERR_INVALID_HANDLE;
+    kvp__shell *shell = kvp__shell_pin(batch, KVP__KIND_BATCH);
+    if (!shell) return KVP_ERR_INVALID_HANDLE;
     kvp_batch_stats stats;
-    kvp__loop_get_stats(l, &stats);
+    kvp__loop_get_stats(shell->object, &stats);
+    kvp__shell_unpin(shell);
     return kvp__result_out(out, &stats, sizeof stats, "batch stats", NULL);
 }
 
@@ -150,7 +152,7 @@ kvp_status kvp_batch_get_view(const kvp_batch *batch, kvp_view *out)
     kvp_view v;
     kvp_status s = kvp__own_view(l, &v, &c->domain.error);
     if (s == KVP_OK) s = kvp__result_out(out, &v, sizeof v, "view", &c->domain.error);
-    return leave(c, s);
+    return kvp__leave(c, s);
 }
 
 kvp_status kvp_batch_get_view_group(const kvp_batch *batch, uint32_t group, kvp_view_group *out)
@@ -160,28 +162,28 @@ kvp_status kvp_batch_get_view_group(const kvp_batch *batch, uint32_t group, kvp_
     kvp_view_group v;
     kvp_status s = kvp__own_view_group(l, group, &v, &c->domain.error);
     if (s == KVP_OK) s = kvp__result_out(out, &v, sizeof v, "view group", &c->domain.error);
-    return leave(c, s);
+    return kvp__leave(c, s);
 }
 
 kvp_status kvp_attention(kvp_batch *batch, uint32_t layer, const kvp_attention_args *args)
 {
     ENTER(batch, l);
     kvp__cache *c = l->cache;
-    if (!args) return leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "args: NULL"));
+    if (!args) return kvp__leave(c, kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "args: NULL"));
     kvp_attention_args a;
     kvp_status s = kvp__options_in(&a, sizeof a, args, "attention", &c->domain.error);
     if (s == KVP_OK) s = kvp__own_attention(l, layer, &a, &c->domain.error);
-    return leave(c, s);
+    return kvp__leave(c, s);
 }
 
 kvp_status kvp_commit(kvp_batch *batch, const int32_t *tokens, size_t count)
 {
     ENTER(batch, l);
-    return leave(l->cache, kvp__own_commit(l, tokens, count, &l->cache->domain.error));
+    return kvp__leave(l->cache, kvp__own_commit(l, tokens, count, &l->cache->domain.error));
 }
 
 kvp_status kvp_abort(kvp_batch *batch)
 {
     ENTER(batch, l);
-    return leave(l->cache, kvp__own_abort(l, &l->cache->domain.error));
+    return kvp__leave(l->cache, kvp__own_abort(l, &l->cache->domain.error));
 }

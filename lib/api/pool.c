@@ -5,11 +5,19 @@
 
 #include <string.h>
 
-kvp__cache *kvp__cache_of(const kvp_pool *handle)
+kvp_status kvp__enter_pool(const kvp_pool *handle, kvp__cache **out)
 {
-    kvp__shell *shell = kvp__shell_of(handle, KVP__KIND_POOL);
-    return shell ? shell->object : NULL;
+    void *object = NULL;
+    kvp_status s = kvp__domain_enter(handle, KVP__KIND_POOL, &object);
+    *out = object;
+    return s;
 }
+
+/* `c` is the live object, and this thread is inside its domain. */
+#define ENTER(handle, c)                                   \
+    kvp__cache *c;                                        \
+    kvp_status entered_ = kvp__enter_pool(handle, &c);     \
+    if (entered_ != KVP_OK) return entered_
 
 kvp_status kvp_pool_create(kvp_model *model, const kvp_pool_options *options, kvp_pool **out,
                            kvp_error *err)
@@ -44,93 +52,72 @@ kvp_status kvp_pool_slab_size(const kvp_model *model, const kvp_pool_options *op
     return KVP_OK;
 }
 
-void kvp_pool_destroy(kvp_pool *pool)
-{
-    kvp__shell *shell = kvp__shell_of(pool, KVP__KIND_POOL);
-    if (!shell) return;
-    kvp__domain *d = shell->object;
-    if (kvp__origin_is_ours(d->origin, d->generation) && kvp__shell_kill(shell, KVP__KIND_POOL))
-        kvp__domain_settle_handle(d, shell);
-}
+void kvp_pool_destroy(kvp_pool *pool) { kvp__domain_destroy_handle(pool, KVP__KIND_POOL); }
 
 kvp_status kvp_pool_get_stats(const kvp_pool *pool, kvp_pool_stats *out)
 {
-    const kvp__cache *c = kvp__cache_of(pool);
-    if (!c) return KVP_ERR_INVALID_HANDLE;
+    kvp__shell *shell = kvp__shell_pin(pool, KVP__KIND_POOL);
+    if (!shell) return KVP_ERR_INVALID_HANDLE;
     kvp_pool_stats stats;
-    kvp__cache_get_stats(c, &stats);
+    kvp__cache_get_stats(shell->object, &stats);
+    kvp__shell_unpin(shell);
     return kvp__result_out(out, &stats, sizeof stats, "pool stats", NULL);
 }
 
 kvp_status kvp_pool_check(kvp_pool *pool)
 {
-    kvp__cache *c = kvp__cache_of(pool);
-    if (!c) return KVP_ERR_INVALID_HANDLE;
-    kvp_status s = kvp__domain_enter(&c->domain);
-    if (s != KVP_OK) return s;
-    s = kvp__cache_check(c, &c->domain.error);
-    kvp__domain_leave(&c->domain);
-    return s;
+    ENTER(pool, c);
+    return kvp__leave(c, kvp__cache_check(c, &c->domain.error));
 }
 
 kvp_status kvp_pool_reset_prefix(kvp_pool *pool, uint64_t *held)
 {
-    kvp__cache *c = kvp__cache_of(pool);
-    if (!c) return KVP_ERR_INVALID_HANDLE;
-    kvp_status s = kvp__domain_enter(&c->domain);
-    if (s != KVP_OK) return s;
-    s = kvp__cache_reset(c, held, &c->domain.error);
-    kvp__domain_leave(&c->domain);
-    return s;
+    ENTER(pool, c);
+    return kvp__leave(c, kvp__cache_reset(c, held, &c->domain.error));
 }
 
 kvp_status kvp_pool_lookup(kvp_pool *pool, const void *salt, size_t salt_bytes,
                            const int32_t *tokens, size_t count, uint64_t *cached)
 {
-    kvp__cache *c = kvp__cache_of(pool);
-    if (!c) return KVP_ERR_INVALID_HANDLE;
-    kvp_status s = kvp__domain_enter(&c->domain);
-    if (s != KVP_OK) return s;
+    ENTER(pool, c);
+    kvp_error *err = &c->domain.error;
     if (!cached || (salt_bytes && !salt))
-        s = kvp__fail(&c->domain.error, KVP_ERR_INVALID_ARG, "salt or cached: NULL");
-    else
-        s = kvp__cache_lookup(c, salt, salt_bytes, tokens, count, cached, &c->domain.error);
-    kvp__domain_leave(&c->domain);
-    return s;
+        return kvp__leave(c, kvp__fail(err, KVP_ERR_INVALID_ARG, "salt or cached: NULL"));
+    return kvp__leave(c, kvp__cache_lookup(c, salt, salt_bytes, tokens, count, cached, err));
 }
 
 /* --- the last error, which any thread may ask for --- */
 
-static void last_error(kvp__domain *d, kvp_error *out)
+/* `s`: how the domain of `c`, by a handle that is a `what`, was entered. */
+static void last_error(kvp_status s, kvp__cache *c, const char *what, kvp_error *out)
 {
-    if (!out) return;
-    kvp_error e;
-    memset(&e, 0, sizeof e);
-    kvp_status s = d ? kvp__domain_enter(d) : KVP_ERR_INVALID_HANDLE;
+    kvp_error e = {.size = sizeof e};
     if (s == KVP_OK) {
-        e = d->error;
-        kvp__domain_leave(d);
+        e = c->domain.error;
+        kvp__domain_leave(&c->domain);
     } else {
-        e.size = sizeof e;
-        (void)kvp__refused(&e, s);
+        (void)kvp__refused(&e, s, what);
     }
-    (void)kvp__struct_out(out, &e, sizeof e);
+    if (out) (void)kvp__struct_out(out, &e, sizeof e);
 }
 
 void kvp_pool_last_error(const kvp_pool *pool, kvp_error *out)
 {
-    kvp__cache *c = kvp__cache_of(pool);
-    last_error(c ? &c->domain : NULL, out);
+    kvp__cache *c;
+    kvp_status s = kvp__enter_pool(pool, &c);
+    last_error(s, c, "pool", out);
 }
 
 void kvp_seq_last_error(const kvp_seq *seq, kvp_error *out)
 {
-    kvp__sequence *s = kvp__sequence_of(seq);
-    last_error(s ? &s->cache->domain : NULL, out);
+    kvp__sequence *q;
+    kvp_status s = kvp__enter_seq(seq, &q);
+    last_error(s, q ? q->cache : NULL, "sequence", out);
 }
 
 void kvp_batch_last_error(const kvp_batch *batch, kvp_error *out)
 {
-    kvp__loop *l = kvp__loop_of(batch);
-    last_error(l ? &l->cache->domain : NULL, out);
+    kvp__loop *l;
+    kvp_status s = kvp__enter_batch(batch, &l);
+    last_error(s, l ? l->cache : NULL, "batch", out);
 }

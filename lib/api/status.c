@@ -100,7 +100,8 @@ kvp_status kvp__bad_handle(kvp_error *err, const char *what)
     return kvp__fail(err, KVP_ERR_INVALID_HANDLE, "not a live %s handle", what);
 }
 
-kvp_status kvp__refused(kvp_error *err, kvp_status status)
+kvp_status kvp__refused(kvp_error *err, kvp_status status, const char *what)
 {
+    if (status == KVP_ERR_INVALID_HANDLE) return kvp__bad_handle(err, what);
     return kvp__fail(err, status, "%s", kvp_status_text(status));
 }

@@ -125,7 +125,7 @@ static kvp_status fill(kvp__cache *c, const kvp_pool_options *o, kvp_error *err)
         c->caching = s == KVP_OK;
     }
     if (s != KVP_OK) return s;
-    c->shell = kvp__shell_make(&c->model->origin, KVP__KIND_POOL, c);
+    c->shell = kvp__shell_make(&c->model->origin, KVP__KIND_POOL, c, &c->domain);
     return c->shell ? KVP_OK : kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a pool's handle");
 }
 

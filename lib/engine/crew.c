@@ -27,7 +27,7 @@ kvp_status kvp__crew_create(kvp__crew **out, const kvp_team_options *options, kv
     c->generation = kvp__origin_generation(&c->origin);
     s = kvp__team_create(&c->team, &c->origin.hooks, options->threads, KVP__SCRATCH_BYTES, err);
     if (s == KVP_OK) {
-        c->shell = kvp__shell_make(&c->origin, KVP__KIND_TEAM, c);
+        c->shell = kvp__shell_make(&c->origin, KVP__KIND_TEAM, c, NULL);
         if (!c->shell) s = kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a team's handle");
     }
     if (s != KVP_OK) {

@@ -31,9 +31,25 @@ void kvp__domain_release(kvp__domain *d)
     if (atomic_fetch_sub_explicit(&d->refs, 1, memory_order_acq_rel) == 1) d->finish(d);
 }
 
-kvp_status kvp__domain_enter(kvp__domain *d)
+static bool is_ours(const kvp__domain *d)
 {
-    if (!kvp__origin_is_ours(d->origin, d->generation)) return KVP_ERR_FORKED;
+    return kvp__origin_is_ours(d->origin, d->generation);
+}
+
+/* The domain of a live handle, with a count; NULL: the handle is not live. */
+static kvp__domain *domain_of(const void *handle, kvp__kind kind)
+{
+    kvp__shell *s = kvp__shell_pin(handle, kind);
+    if (!s) return NULL;
+    kvp__domain *d = atomic_load_explicit(&s->domain, memory_order_relaxed);
+    kvp__domain_acquire(d);
+    kvp__shell_unpin(s);
+    return d;
+}
+
+static kvp_status take(kvp__domain *d)
+{
+    if (!is_ours(d)) return KVP_ERR_FORKED;
     uint64_t me = (uint64_t)(uintptr_t)pthread_self(), owner = 0;
     while (!atomic_compare_exchange_weak_explicit(&d->owner, &owner, me, memory_order_acquire,
                                                   memory_order_relaxed)) {
@@ -42,8 +58,32 @@ kvp_status kvp__domain_enter(kvp__domain *d)
         if (owner == SETTLING) sched_yield();
         owner = 0;
     }
-    kvp__domain_acquire(d);
     return KVP_OK;
+}
+
+kvp_status kvp__domain_object(const kvp__domain *d, const void *handle, kvp__kind kind,
+                              void **object)
+{
+    const kvp__shell *s = kvp__shell_of(handle, kind);
+    if (!s) return KVP_ERR_INVALID_HANDLE;
+    if (atomic_load_explicit(&s->domain, memory_order_relaxed) != d) return KVP_ERR_MISMATCH;
+    *object = s->object;
+    return KVP_OK;
+}
+
+kvp_status kvp__domain_enter(const void *handle, kvp__kind kind, void **object)
+{
+    kvp__domain *d = domain_of(handle, kind);
+    if (!d) return KVP_ERR_INVALID_HANDLE;
+    kvp_status s = take(d);
+    if (s != KVP_OK) {
+        kvp__domain_release(d);
+        return s;
+    }
+    /* Nothing in it is freed from here on but by this thread; it may have died on the way. */
+    if (kvp__domain_object(d, handle, kind, object) == KVP_OK) return KVP_OK;
+    kvp__domain_leave(d);
+    return KVP_ERR_INVALID_HANDLE;
 }
 
 static bool has_work(const kvp__domain *d)
@@ -90,22 +130,38 @@ void kvp__domain_leave(kvp__domain *d)
     kvp__domain_release(d);
 }
 
-void kvp__domain_settle_handle(kvp__domain *d, kvp__shell *killed)
+void kvp__domain_destroy_handle(const void *handle, kvp__kind kind)
 {
-    if (!kvp__origin_is_ours(d->origin, d->generation)) return;
-    kvp__domain_acquire(d);
-    kvp__shell *head = atomic_load(&d->queue);
-    do killed->next_settled = head;
-    while (!atomic_compare_exchange_weak(&d->queue, &head, killed));
+    kvp__shell *s = kvp__shell_pin(handle, kind);
+    if (!s) return;
+    kvp__domain *d = atomic_load_explicit(&s->domain, memory_order_relaxed);
+    bool killed = is_ours(d) && kvp__shell_kill(s, kind);
+    if (killed) {
+        kvp__domain_acquire(d);
+        kvp__shell *head = atomic_load(&d->queue);
+        do s->next_settled = head;
+        while (!atomic_compare_exchange_weak(&d->queue, &head, s));
+    }
+    kvp__shell_unpin(s);
+    if (!killed) return;
     try_settle(d);
     kvp__domain_release(d);
 }
 
-void kvp__domain_settle_asked(kvp__domain *d)
+kvp_status kvp__domain_ask(const void *handle, kvp__kind kind, void (*ask)(void *object))
 {
-    if (!kvp__origin_is_ours(d->origin, d->generation)) return;
-    kvp__domain_acquire(d);
+    kvp__shell *s = kvp__shell_pin(handle, kind);
+    if (!s) return KVP_ERR_INVALID_HANDLE;
+    kvp__domain *d = atomic_load_explicit(&s->domain, memory_order_relaxed);
+    kvp_status st = is_ours(d) ? KVP_OK : KVP_ERR_FORKED;
+    if (st == KVP_OK) {
+        ask(s->object);
+        kvp__domain_acquire(d);
+    }
+    kvp__shell_unpin(s);
+    if (st != KVP_OK) return st;
     atomic_store(&d->asked, 1);
     try_settle(d);
     kvp__domain_release(d);
+    return KVP_OK;
 }

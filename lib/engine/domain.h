@@ -32,14 +32,22 @@ void kvp__domain_init(kvp__domain *d, kvp__origin *origin,
 void kvp__domain_acquire(kvp__domain *d);
 void kvp__domain_release(kvp__domain *d);
 
-/* KVP_OK: inside. FORKED, REENTRANT or THREAD: not. */
-kvp_status kvp__domain_enter(kvp__domain *d);
+/* Enters the domain of a handle. KVP_OK: inside, `*object` lives at least as long as the caller stays.
+ * INVALID_HANDLE (also: it died just now), FORKED, REENTRANT or THREAD: not inside. */
+kvp_status kvp__domain_enter(const void *handle, kvp__kind kind, void **object);
+
+/* Of another handle, for who is inside `d`: its object. INVALID_HANDLE; MISMATCH: of another domain. */
+kvp_status kvp__domain_object(const kvp__domain *d, const void *handle, kvp__kind kind,
+                              void **object);
+
 /* May free the domain, if settling a destroy ended its last object. */
 void kvp__domain_leave(kvp__domain *d);
 
-/* Queues a killed handle and settles it as soon as may be. */
-void kvp__domain_settle_handle(kvp__domain *d, kvp__shell *killed);
-/* The same for what `settle` finds with NULL. */
-void kvp__domain_settle_asked(kvp__domain *d);
+/* Ends a handle, whoever is inside: it is settled now or when they leave. Not in a forked child. */
+void kvp__domain_destroy_handle(const void *handle, kvp__kind kind);
+
+/* Has something that `settle` finds with NULL, which `ask` says of the object, settled in the same
+ * way. INVALID_HANDLE or FORKED: nothing was asked. */
+kvp_status kvp__domain_ask(const void *handle, kvp__kind kind, void (*ask)(void *object));
 
 #endif

@@ -105,7 +105,8 @@ static kvp__shell *take_shell(kvp__origin *r)
     return &r->slabs->shells[r->slabs->used++];
 }
 
-kvp__shell *kvp__shell_make(kvp__origin *r, kvp__kind kind, void *object)
+kvp__shell *kvp__shell_make(kvp__origin *r, kvp__kind kind, void *object,
+                            struct kvp__domain *domain)
 {
     lock(r);
     kvp__shell *s = take_shell(r);
@@ -113,6 +114,7 @@ kvp__shell *kvp__shell_make(kvp__origin *r, kvp__kind kind, void *object)
     if (!s) return NULL;
     s->origin = r;
     s->object = object;
+    atomic_store_explicit(&s->domain, domain, memory_order_relaxed);
     s->next = s->next_settled = NULL;
     atomic_store_explicit(&s->magic, (uint32_t)kind, memory_order_release);
     return s;
@@ -121,13 +123,13 @@ kvp__shell *kvp__shell_make(kvp__origin *r, kvp__kind kind, void *object)
 bool kvp__shell_kill(kvp__shell *s, kvp__kind kind)
 {
     uint32_t expected = (uint32_t)kind;
-    return atomic_compare_exchange_strong_explicit(&s->magic, &expected, KVP__SHELL_DEAD,
-                                                   memory_order_acq_rel, memory_order_relaxed);
+    return atomic_compare_exchange_strong(&s->magic, &expected, KVP__SHELL_DEAD);
 }
 
 void kvp__shell_give_back(kvp__shell *s)
 {
     kvp__origin *r = s->origin;
+    while (atomic_load(&s->pins)) sched_yield();
     lock(r);
     s->object = NULL;
     s->next = NULL;

@@ -6,6 +6,11 @@
  * dead until it is used again, first in, first out, behind at least 1,024 other dead shells. A handle
  * of another kind shows another magic number.
  *
+ * A call that looks at the object without being inside its domain pins the shell meanwhile: who gives
+ * a dead shell back, and frees its object afterwards, waits for those few instructions. So a call may
+ * race with the end of its own handle in another thread, and is refused or comes before it. Only when
+ * the last thing under an origin goes, its shells go too: then a handle must not be used any more.
+ *
  * The origin counts what hangs on it: its own handle and every object made under it. The last one to go
  * takes the origin along, whatever the order. Origins also know whether the process has forked since.
  *
@@ -29,15 +34,17 @@ typedef enum kvp__kind {
 #define KVP__SHELL_DEAD 0x6b76dead
 
 typedef struct kvp__origin kvp__origin;
+struct kvp__domain;
 
 typedef struct kvp__shell {
     _Atomic uint32_t magic;          /* kvp__kind, or KVP__SHELL_DEAD */
-    uint32_t pad;
+    _Atomic uint32_t pins;           /* calls that are looking at the object */
     kvp__origin *origin;
     void *object;
+    struct kvp__domain *_Atomic domain; /* that of a pool, a sequence, a batch; else NULL */
     struct kvp__shell *next;         /* in the origin's list of dead shells */
     struct kvp__shell *next_settled; /* in a domain's queue of handles to settle */
-    uint64_t rest[3];
+    uint64_t rest[2];
 } kvp__shell;
 
 struct kvp__origin {
@@ -65,8 +72,9 @@ void kvp__origin_release(kvp__origin *r);
 uint32_t kvp__origin_generation(kvp__origin *r);
 bool kvp__origin_is_ours(const kvp__origin *r, uint32_t g);
 
-/* A live shell for `object`; NULL: no memory. Takes no count. */
-kvp__shell *kvp__shell_make(kvp__origin *r, kvp__kind kind, void *object);
+/* A live shell for `object` in `domain` (NULL: in none); NULL: no memory. Takes no count. */
+kvp__shell *kvp__shell_make(kvp__origin *r, kvp__kind kind, void *object,
+                            struct kvp__domain *domain);
 
 /* The shell if `handle` is live and of this kind, else NULL. */
 static inline kvp__shell *kvp__shell_of(const void *handle, kvp__kind kind)
@@ -76,8 +84,22 @@ static inline kvp__shell *kvp__shell_of(const void *handle, kvp__kind kind)
     return atomic_load_explicit(&s->magic, memory_order_acquire) == (uint32_t)kind ? s : NULL;
 }
 
+/* The same, and its object stays until kvp__shell_unpin, a few instructions later: nothing that waits
+ * or takes a domain may come between. From signal handlers too. */
+static inline kvp__shell *kvp__shell_pin(const void *handle, kvp__kind kind)
+{
+    kvp__shell *s = kvp__shell_of(handle, kind);
+    if (!s) return NULL;
+    atomic_fetch_add(&s->pins, 1);
+    if (atomic_load(&s->magic) == (uint32_t)kind) return s;
+    atomic_fetch_sub(&s->pins, 1);
+    return NULL;
+}
+
+static inline void kvp__shell_unpin(kvp__shell *s) { atomic_fetch_sub(&s->pins, 1); }
+
 /* Ends a handle: exactly one caller gets true, who then settles the object and gives the shell
- * back. */
+ * back, before it frees the object. */
 bool kvp__shell_kill(kvp__shell *s, kvp__kind kind);
 void kvp__shell_give_back(kvp__shell *s);
 

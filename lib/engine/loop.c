@@ -119,12 +119,13 @@ static void give_arrays(kvp__loop *l)
 static kvp_status take_team(kvp__loop *l, const kvp_batch_options *o, kvp_error *err)
 {
     if (o->team) {
-        kvp__shell *shell = kvp__shell_of(o->team, KVP__KIND_TEAM);
+        kvp__shell *shell = kvp__shell_pin(o->team, KVP__KIND_TEAM);
         if (!shell) return kvp__fail(err, KVP_ERR_INVALID_HANDLE, "not a live team handle");
         kvp__crew *crew = shell->object;
-        if (!kvp__origin_is_ours(&crew->origin, crew->generation))
-            return kvp__fail(err, KVP_ERR_FORKED, "the team belongs to the parent process");
-        kvp__origin_acquire(&crew->origin);
+        bool ours = kvp__origin_is_ours(&crew->origin, crew->generation);
+        if (ours) kvp__origin_acquire(&crew->origin);
+        kvp__shell_unpin(shell);
+        if (!ours) return kvp__fail(err, KVP_ERR_FORKED, "the team belongs to the parent process");
         l->crew = crew;
         l->team = crew->team;
         return KVP_OK;
@@ -191,7 +192,7 @@ kvp_status kvp__loop_create(kvp__loop **out, kvp__cache *c, const kvp_batch_opti
     if (s == KVP_OK) s = take_runner(l, err);
     if (s == KVP_OK) s = take_arrays(l, err);
     if (s == KVP_OK) {
-        l->shell = kvp__shell_make(&c->model->origin, KVP__KIND_BATCH, l);
+        l->shell = kvp__shell_make(&c->model->origin, KVP__KIND_BATCH, l, &c->domain);
         if (!l->shell) s = kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a batch's handle");
     }
     if (s != KVP_OK) {
@@ -220,8 +221,6 @@ void kvp__loop_destroy(kvp__loop *l)
 kvp_status kvp__loop_add(kvp__loop *l, kvp__sequence *s, kvp_error *err)
 {
     if (l->fatal) return kvp__fail(err, l->fatal, "the batch has failed");
-    if (s->cache != l->cache)
-        return kvp__fail(err, KVP_ERR_MISMATCH, "the sequence is of another pool");
     if (s->entry.in_batch) return kvp__fail(err, KVP_ERR_DUPLICATE, "the sequence is in the batch");
     if (s->ring.has_ending)
         return kvp__fail(err, KVP_ERR_STATE, "take the ending of its last add first");
@@ -249,8 +248,6 @@ kvp_status kvp__loop_add(kvp__loop *l, kvp__sequence *s, kvp_error *err)
 
 kvp_status kvp__loop_remove(kvp__loop *l, kvp__sequence *s, kvp_error *err)
 {
-    if (s->cache != l->cache)
-        return kvp__fail(err, KVP_ERR_MISMATCH, "the sequence is of another pool");
     if (!s->entry.in_batch)
         return kvp__fail(err, KVP_ERR_STATE, "the sequence is not in the batch");
     kvp__sched_remove(&l->sched, &s->entry);

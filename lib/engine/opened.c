@@ -64,7 +64,7 @@ static void unmake(kvp__opened *m)
 
 static kvp_status give_handle(kvp__opened *m, kvp__opened **out, kvp_error *err)
 {
-    m->shell = kvp__shell_make(&m->origin, KVP__KIND_MODEL, m);
+    m->shell = kvp__shell_make(&m->origin, KVP__KIND_MODEL, m, NULL);
     if (!m->shell) {
         unmake(m);
         return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a model's handle");

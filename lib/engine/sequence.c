@@ -233,7 +233,7 @@ static kvp_status join(kvp__sequence *s, uint32_t ring, int32_t priority, kvp_er
     kvp_status st = kvp__ring_init(&s->ring, hooks_of(c), s, ring ? ring : DEFAULT_RING,
                                    text_unit(c), err);
     if (st != KVP_OK) return st;
-    s->shell = kvp__shell_make(&c->model->origin, KVP__KIND_SEQ, s);
+    s->shell = kvp__shell_make(&c->model->origin, KVP__KIND_SEQ, s, &c->domain);
     if (!s->shell)
         return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a sequence's handle");
     kvp__sched_entry_init(&s->entry, &c->holders, &s->seq, priority);
@@ -330,7 +330,7 @@ static kvp_status inherit(kvp__sequence *s, kvp__sequence *parent, const kvp_seq
 {
     kvp__cache *c = s->cache;
     s->max_tokens = o->max_tokens ? o->max_tokens : parent->max_tokens;
-    s->tag = o->tag ? o->tag : parent->tag;
+    s->tag = o->tag;
     s->eos = o->eos ? o->eos : parent->eos;
     s->event_mask = o->event_mask ? o->event_mask : parent->event_mask;
     s->seed = kvp__seed_fork(parent->seed, parent->forks + 1);

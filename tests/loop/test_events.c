@@ -469,6 +469,29 @@ static void the_host_chooses(void **state)
     rig_close(&r);
 }
 
+/* A tag says which sequence, so 0 is a tag as good as any other; only a fork without options of its
+ * own has its parent's. */
+static void a_fork_has_the_tag_it_is_given(void **state)
+{
+    rig r;
+    kvp_seq_options o = {.size = sizeof o};
+    kvp_seq_info info = {.size = sizeof info};
+    kvp_seq *child = NULL, *same = NULL;
+    (void)state;
+    rig_open(&r, KVP_THREADS_INLINE);
+    kvp_seq *parent = rig_seq(&r, 7, 5, NULL);
+    assert_int_equal(kvp_seq_fork(parent, KVP_FORK_END, &o, &child, NULL), KVP_OK);
+    assert_int_equal(kvp_seq_get_info(child, &info), KVP_OK);
+    assert_int_equal(info.tag, 0);
+    assert_int_equal(kvp_seq_fork(parent, KVP_FORK_END, NULL, &same, NULL), KVP_OK);
+    assert_int_equal(kvp_seq_get_info(same, &info), KVP_OK);
+    assert_int_equal(info.tag, 7);
+    kvp_seq_destroy(parent);
+    kvp_seq_destroy(child);
+    kvp_seq_destroy(same);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -487,6 +510,7 @@ int main(void)
         cmocka_unit_test(a_prompt_alone_can_be_computed),
         cmocka_unit_test(the_usage_adds_up),
         cmocka_unit_test(the_host_chooses),
+        cmocka_unit_test(a_fork_has_the_tag_it_is_given),
     };
     return cmocka_run_group_tests_name("loop: events", tests, NULL, NULL);
 }

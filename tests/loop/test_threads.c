@@ -272,6 +272,109 @@ static void domains_share_a_model_and_a_team(void **state)
     rig_close(&r);
 }
 
+/* --- calls that race with the end of their own handle --- */
+
+typedef struct prey {
+    _Atomic(kvp_seq *) seq;    /* destroyed and made anew all the time */
+    _Atomic(kvp_batch *) batch;
+    atomic_bool stop;
+    atomic_uint answered, refused, wrong;
+} prey;
+
+static void note_answer(prey *p, kvp_status s)
+{
+    if (s == KVP_OK || s == KVP_ERR_THREAD)
+        atomic_fetch_add(&p->answered, 1);
+    else
+        atomic_fetch_add(s == KVP_ERR_INVALID_HANDLE ? &p->refused : &p->wrong, 1);
+}
+
+/* The race has been seen to go either way: the other thread may begin late. */
+static bool both_ways(prey *p) { return atomic_load(&p->answered) && atomic_load(&p->refused); }
+
+static void *use_what_is_dying(void *arg)
+{
+    prey *p = arg;
+    kvp_seq_info info = {.size = sizeof info};
+    kvp_error e = {.size = sizeof e};
+    for (unsigned i = 0; !atomic_load(&p->stop); i++) {
+        kvp_seq *seq = atomic_load(&p->seq);
+        switch (i % 4) {
+        case 0: note_answer(p, kvp_seq_cancel(seq)); break;
+        case 1: note_answer(p, kvp_seq_get_info(seq, &info)); break;
+        case 2: kvp_seq_last_error(seq, &e); break;
+        default: kvp_seq_destroy(seq);
+        }
+    }
+    return NULL;
+}
+
+/* Two threads at once destroy a sequence and make other calls on it: each call comes before its end
+ * or is refused. */
+static void calls_race_with_the_end_of_their_handle(void **state)
+{
+    rig r;
+    prey p = {0};
+    pthread_t thread;
+    (void)state;
+    rig_open(&r, 2);
+    kvp_seq *seq = rig_add(&r, 1, 6, 100);
+    atomic_init(&p.seq, seq);
+    pthread_create(&thread, NULL, use_what_is_dying, &p);
+    for (unsigned round = 0; round < 3000 || !both_ways(&p); round++) {
+        kvp_seq *old = seq;
+        kvp_seq_options o = {.size = sizeof o, .max_tokens = 100};
+        kvp_status s = kvp_seq_create(r.pool, &o, &seq, NULL);
+        if (s == KVP_OK) atomic_store(&p.seq, seq);
+        assert_true(s == KVP_OK || s == KVP_ERR_THREAD);
+        if (round % 3 == 0) (void)kvp_step(r.batch);
+        kvp_seq_destroy(old);
+        rig_take(&r, NULL, NULL);
+    }
+    atomic_store(&p.stop, true);
+    pthread_join(thread, NULL);
+    kvp_seq_destroy(seq);
+    assert_int_equal(atomic_load(&p.wrong), 0);
+    assert_int_equal(kvp_pool_check(r.pool), KVP_OK);
+    kvp_pool_stats stats = {.size = sizeof stats};
+    assert_int_equal(kvp_pool_get_stats(r.pool, &stats), KVP_OK);
+    assert_int_equal(stats.sequences, 0);
+    rig_close(&r);
+}
+
+static void *wake_what_is_dying(void *arg)
+{
+    prey *p = arg;
+    kvp_batch_stats stats = {.size = sizeof stats};
+    while (!atomic_load(&p->stop)) {
+        kvp_batch *b = atomic_load(&p->batch);
+        note_answer(p, kvp_wakeup(b));
+        note_answer(p, kvp_batch_get_stats(b, &stats));
+    }
+    return NULL;
+}
+
+static void wakeups_race_with_the_end_of_the_batch(void **state)
+{
+    rig r;
+    prey p = {0};
+    pthread_t thread;
+    (void)state;
+    rig_open(&r, KVP_THREADS_INLINE);
+    atomic_init(&p.batch, r.batch);
+    pthread_create(&thread, NULL, wake_what_is_dying, &p);
+    kvp_batch_options o = {.size = sizeof o, .threads = KVP_THREADS_INLINE, .token_budget = 8};
+    for (unsigned round = 0; round < 2000 || !both_ways(&p); round++) {
+        kvp_batch_destroy(r.batch);
+        assert_int_equal(kvp_batch_create(r.pool, &o, &r.batch, NULL), KVP_OK);
+        atomic_store(&p.batch, r.batch);
+    }
+    atomic_store(&p.stop, true);
+    pthread_join(thread, NULL);
+    assert_int_equal(atomic_load(&p.wrong), 0);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -281,6 +384,8 @@ int main(void)
         cmocka_unit_test(destroy_from_another_thread),
         cmocka_unit_test(a_second_thread_is_refused),
         cmocka_unit_test(domains_share_a_model_and_a_team),
+        cmocka_unit_test(calls_race_with_the_end_of_their_handle),
+        cmocka_unit_test(wakeups_race_with_the_end_of_the_batch),
     };
     return cmocka_run_group_tests_name("loop: threads", tests, NULL, NULL);
 }

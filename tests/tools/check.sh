@@ -31,6 +31,7 @@ step() { sh "$here/step.sh" "$results" "$@"; }
 step header sh "$here/header.sh"
 step check-includes sh "$here/check-includes.sh"
 step forbidden sh "$here/forbidden.sh" "$build/libkvpage.a"
+step cases sh "$here/cases.sh"
 step symbols sh "$here/symbols.sh" "$build/libkvpage.so"
 step fuzz-seeds sh "$here/../fuzz/seeds.sh" ${FUZZ:-}
 step install sh "$here/install-test.sh"
