@@ -33,6 +33,6 @@ if sh "$tools/need.sh" cxx; then
     "$cxx" -x c++ -Wall -Wextra $flags "$here/consumer.c" -x none -o cxx-static $static
     ./cxx-static
 fi
-if sh "$tools/need.sh" cffi; then
-    python3 "$here/consumer.py" "$library" "$dir/tree/include/kvpage.h"
+if python=$(sh "$tools/need.sh" python-with-cffi); then
+    "$python" "$here/consumer.py" "$library" "$dir/tree/include/kvpage.h"
 fi

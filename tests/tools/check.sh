@@ -23,6 +23,11 @@ if path=$(sh "$here/fetch.sh" gemma3); then
     export KVPAGE_TEST_GEMMA3
 fi
 
+if python=$(sh "$here/need.sh" python-with-cffi); then
+    KVPAGE_TEST_PYTHON=$python
+    export KVPAGE_TEST_PYTHON
+fi
+
 echo "test programs"
 sh "$here/run-tests.sh" "$results" "" "$@"
 

@@ -18,6 +18,14 @@ fuzzes() {
     return $found
 }
 
+# A Python that has cffi: the first of the path, or the system's, which Debian's package is for.
+with_cffi() {
+    for p in python3 /usr/bin/python3; do
+        "$p" -c 'import cffi, sys; print(sys.executable)' 2>/dev/null && return 0
+    done
+    return 1
+}
+
 # there THING: is it usable?
 there() {
     case $1 in
@@ -34,7 +42,7 @@ there() {
     abigail) has abidw && has abidiff ;;
     pkgconfig) has pkg-config ;;
     cxx) has "${CXX:-c++}" ;;
-    cffi) python3 -c 'import cffi' >/dev/null 2>&1 ;;
+    cffi) with_cffi >/dev/null ;;
     venv) python3 -c 'import venv, ensurepip' >/dev/null 2>&1 ;;
     *) echo "need.sh: unknown: $1" >&2; exit 2 ;;
     esac
@@ -57,6 +65,10 @@ packages() {
 }
 
 thing=$1
+if [ "$thing" = python-with-cffi ]; then # says its path
+    sh "$0" cffi && with_cffi
+    exit
+fi
 there "$thing" && exit 0
 # clang's run-time libraries are only recommended by some releases.
 lean=--no-install-recommends
