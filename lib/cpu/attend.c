@@ -1,15 +1,9 @@
 /*
- * The KV cache's memory, and attention over it in items. See attend.h.
+ * The KV cache's memory, and attention over it, an item at a time. See attend.h.
  */
 #include "cpu/attend.h"
 
 #include <string.h>
-
-#define ITEM_ROWS 48u              /* query heads x tokens of an item: what scratch holds */
-#define LEAST_ROWS 6u              /* below, a tile of keys is loaded for too few rows */
-#define ITEM_COST (128u << 10)     /* rows x keys at a head size of 64: about half a millisecond */
-#define PART_COST 2048u            /* not worth sharing below */
-#define PARTS_PER_THREAD 3u
 
 /* --- the store --- */
 
@@ -82,158 +76,46 @@ void kvp__store_copy(const kvp__store *s, const kvp__copy *c)
         }
 }
 
-/* --- the list of items --- */
-
-static uint32_t heads_per_item(const kvp__items *it, uint32_t *n_parts)
-{
-    uint32_t group = it->query_heads / it->kv_heads;
-    *n_parts = (group + ITEM_ROWS - 1) / ITEM_ROWS;
-    return (group + *n_parts - 1) / *n_parts;
-}
-
-uint32_t kvp__splits_capacity(uint32_t threads) { return 16 + PARTS_PER_THREAD * threads; }
-
-uint32_t kvp__more_items_capacity(uint32_t threads) { return 8 * kvp__splits_capacity(threads); }
-
-uint64_t kvp__items_capacity(const kvp_layer_group *g, uint32_t max_rows, uint32_t threads)
-{
-    uint32_t group = g->query_heads / g->kv_heads, parts = (group + ITEM_ROWS - 1) / ITEM_ROWS;
-    return (uint64_t)max_rows * g->kv_heads * parts + kvp__more_items_capacity(threads);
-}
-
-/* Room to split a few tokens at full depth; deeper or more stay whole. */
-uint64_t kvp__slots_capacity(const kvp_layer_group *g, uint32_t max_positions)
-{
-    return 4ull * g->query_heads * (max_positions / KVP__SEGMENT + 1);
-}
-
-static uint32_t first_key(const kvp__items *it, uint32_t position)
-{
-    return it->window && position >= it->window ? position + 1 - it->window : 0;
-}
-
-/* The tokens of an item that begins at a position: so many that its cost stays small enough for a
- * host's time budget, but enough rows to share the loads. */
-static uint32_t tokens_per_item(const kvp__items *it, uint32_t heads, uint32_t position)
-{
-    uint32_t dim = it->key_dim > it->value_dim ? it->key_dim : it->value_dim;
-    uint64_t keys = position + 1 - first_key(it, position) + KVP__TILE;
-    uint64_t rows = (uint64_t)ITEM_COST * 64 / dim / keys;
-    if (rows > ITEM_ROWS) rows = ITEM_ROWS;
-    if (rows < LEAST_ROWS) rows = LEAST_ROWS;
-    uint32_t tokens = (uint32_t)rows / heads;
-    return tokens ? tokens : 1;
-}
-
-static uint64_t item_cost(const kvp__item *i)
-{
-    return (uint64_t)i->n_tokens * i->n_heads * (i->end_segment - i->first_segment) * KVP__SEGMENT;
-}
-
-/* Cuts the last item of the list into parts of about `target`, if there is room. */
-static void split_last(kvp__items *it, uint64_t target)
-{
-    kvp__item whole = it->list[it->n - 1];
-    uint32_t segments = whole.end_segment - whole.first_segment;
-    uint64_t parts = (item_cost(&whole) + target - 1) / target;
-    uint64_t slots = (uint64_t)segments * whole.n_tokens * whole.n_heads;
-    if (parts > segments) parts = segments;
-    if (parts < 2 || it->n_splits == it->max_splits || it->used_slots + slots > it->max_slots ||
-        parts > it->max_more - it->more)
-        return;
-    kvp__split *sp = &it->splits[it->n_splits];
-    atomic_store_explicit(&sp->left, (uint32_t)parts, memory_order_relaxed);
-    sp->n_items = (uint32_t)parts;
-    sp->first_segment = whole.first_segment;
-    sp->end_segment = whole.end_segment;
-    sp->slot = it->used_slots;
-    it->used_slots += slots;
-    it->more += (uint32_t)parts;
-    it->n--;
-    for (uint64_t p = 0; p < parts; p++) {
-        kvp__item *i = &it->list[it->n++];
-        *i = whole;
-        i->first_segment = whole.first_segment + (uint32_t)(segments * p / parts);
-        i->end_segment = whole.first_segment + (uint32_t)(segments * (p + 1) / parts);
-        i->split = it->n_splits;
-    }
-    it->n_splits++;
-}
-
-static void add_items(kvp__items *it, const kvp__work *work, uint32_t seq, uint64_t target)
-{
-    const kvp__work_seq *s = &work->seqs[seq];
-    uint32_t parts, heads = heads_per_item(it, &parts), group = it->query_heads / it->kv_heads;
-    for (uint32_t done = 0, n; done < s->n_rows; done += n) {
-        n = tokens_per_item(it, heads, s->first_pos + done);
-        if (n > s->n_rows - done) n = s->n_rows - done;
-        uint32_t first = first_key(it, s->first_pos + done), last = s->first_pos + done + n - 1;
-        for (uint32_t h = 0; h < it->kv_heads * parts; h++) {
-            uint32_t begin = h % parts * heads, end = begin + heads < group ? begin + heads : group;
-            kvp__item *i = &it->list[it->n++];
-            i->seq = seq;
-            i->row = s->first_row + done;
-            i->n_tokens = n;
-            i->kv_head = h / parts;
-            i->first_head = i->kv_head * group + begin;
-            i->n_heads = end - begin;
-            i->first_segment = first / KVP__SEGMENT;
-            i->end_segment = last / KVP__SEGMENT + 1;
-            i->split = KVP__NO_SPLIT;
-            split_last(it, target);
-        }
-    }
-}
-
-static uint64_t seq_cost(const kvp__items *it, const kvp__work_seq *s)
-{
-    uint32_t last = s->first_pos + s->n_rows - 1;
-    uint64_t keys = last + 1 - first_key(it, s->first_pos + s->n_rows / 2);
-    return keys * s->n_rows * it->query_heads;
-}
-
-void kvp__items_make(kvp__items *it, const kvp__work *work, uint32_t threads)
-{
-    it->n = it->n_splits = it->more = 0;
-    it->used_slots = 0;
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < work->n_seqs; i++) total += seq_cost(it, &work->seqs[i]);
-    uint64_t target = total / (threads * PARTS_PER_THREAD) + 1;
-    uint32_t dim = it->key_dim > it->value_dim ? it->key_dim : it->value_dim;
-    uint64_t most = (uint64_t)ITEM_COST * 64 / dim;
-    if (target > most) target = most;
-    if (target < PART_COST) target = PART_COST;
-    for (uint32_t i = 0; i < work->n_seqs; i++) add_items(it, work, i, target);
-}
-
 /* --- running an item --- */
 
 /* An item's share of scratch. */
 typedef struct bench {
     kvp__segment segment;
-    kvp__row_state state[ITEM_ROWS];
-    uint16_t lo[ITEM_ROWS], hi[ITEM_ROWS];
-    float max[ITEM_ROWS], sum[ITEM_ROWS];
-    _Alignas(KVP__CACHE_LINE) float q[ITEM_ROWS * 256];
-    float p[ITEM_ROWS * KVP__SEGMENT];
-    float out[ITEM_ROWS * 256];
-    float acc[ITEM_ROWS * 256];
+    kvp__row_state state[KVP__ITEM_ROWS];
+    uint16_t lo[KVP__ITEM_ROWS], hi[KVP__ITEM_ROWS];
+    float max[KVP__ITEM_ROWS], sum[KVP__ITEM_ROWS];
+    _Alignas(KVP__CACHE_LINE) float q[KVP__ITEM_ROWS * 256];
+    float p[KVP__ITEM_ROWS * KVP__SEGMENT];
+    float out[KVP__ITEM_ROWS * 256];
+    float acc[KVP__ITEM_ROWS * 256];
     _Alignas(KVP__CACHE_LINE) uint8_t gathered[2][KVP__SEGMENT * 256 * 4]; /* keys, values */
 } bench;
 
 _Static_assert(sizeof(bench) <= KVP__SCRATCH_BYTES, "an item's memory is the thread's scratch");
 
+/* Token t of an item: its sequence, and its row of the step. */
+static const kvp__work_seq *seq_of(const kvp__attention *a, const kvp__item *i, uint32_t t)
+{
+    return &a->work->seqs[i->shared ? a->items->members[i->row + t] : i->seq];
+}
+
+static uint32_t row_of(const kvp__attention *a, const kvp__item *i, uint32_t t)
+{
+    return i->shared ? seq_of(a, i, t)->first_row : i->row + t;
+}
+
 static void load_queries(const kvp__attention *a, const kvp__item *i, bench *b)
 {
     uint32_t dim = a->items->key_dim;
     float *to = b->q;
-    for (uint32_t t = 0; t < i->n_tokens; t++)
+    for (uint32_t t = 0; t < i->n_tokens; t++) {
+        const char *row = (const char *)a->q + (int64_t)row_of(a, i, t) * a->q_row;
         for (uint32_t h = 0; h < i->n_heads; h++, to += dim) {
-            const float *from = (const float *)(const void *)(
-                (const char *)a->q + (int64_t)(i->row + t) * a->q_row +
-                (int64_t)(i->first_head + h) * a->q_head);
+            const float *from =
+                (const float *)(const void *)(row + (int64_t)(i->first_head + h) * a->q_head);
             for (uint32_t d = 0; d < dim; d++) to[d] = from[d] * a->scale;
         }
+    }
 }
 
 static uint16_t inside(uint32_t key, uint32_t segment)
@@ -244,11 +126,11 @@ static uint16_t inside(uint32_t key, uint32_t segment)
 
 static void see(const kvp__attention *a, const kvp__item *i, uint32_t segment, bench *b)
 {
-    const kvp__work_seq *s = &a->work->seqs[i->seq];
     for (uint32_t t = 0, r = 0; t < i->n_tokens; t++) {
-        uint32_t position = s->first_pos + (i->row - s->first_row) + t;
+        const kvp__work_seq *s = seq_of(a, i, t);
+        uint32_t position = s->first_pos + (row_of(a, i, t) - s->first_row);
         for (uint32_t h = 0; h < i->n_heads; h++, r++) {
-            b->lo[r] = inside(first_key(a->items, position), segment);
+            b->lo[r] = inside(kvp__first_key(a->items->window, position), segment);
             b->hi[r] = inside(position + 1, segment);
         }
     }
@@ -342,33 +224,87 @@ static void write_rows(const kvp__attention *a, const kvp__item *i, const bench 
         }
 }
 
-static void merge_rows(const kvp__attention *a, bench *b, const float *max, const float *sum,
-                       const float *out)
+/* Rows that run from `max` on, wherever the results lie. */
+static void merge_rows(const kvp__attention *a, bench *b, uint32_t rows, const float *max,
+                       const float *sum, const float *out)
 {
     uint32_t width = b->segment.v_row;
-    for (uint32_t r = 0; r < b->segment.n_rows; r++)
+    for (uint32_t r = 0; r < rows; r++)
         a->kernels->merge(&b->state[r], b->acc + r * width, max[r], sum[r], out + r * width, width);
 }
 
-/* The last of a split: every segment's result is there. */
-static void merge_split(const kvp__attention *a, const kvp__item *i, kvp__split *sp, bench *b)
+static void clear_state(bench *b, uint32_t rows) { memset(b->state, 0, rows * sizeof b->state[0]); }
+
+/* The slot of the first of `rows` rows' results for a segment. */
+static uint64_t slot_of(const kvp__split *sp, uint32_t segment, uint32_t rows)
 {
-    uint32_t rows = b->segment.n_rows, width = b->segment.v_row;
+    return sp->slot + (uint64_t)(segment - sp->first_segment) * rows;
+}
+
+/* One item of a split has ended. If it was the last, every segment's result is there: the tokens and
+ * heads of `i`, of which only these are looked at, are merged and written. */
+static void end_part(const kvp__attention *a, const kvp__item *i, kvp__split *sp, bench *b)
+{
+    uint32_t rows = i->n_tokens * i->n_heads, width = b->segment.v_row;
+    if (atomic_fetch_sub_explicit(&sp->left, 1, memory_order_acq_rel) != 1) return;
+    clear_state(b, rows);
     for (uint32_t s = sp->first_segment; s < sp->end_segment; s++) {
-        uint64_t slot = sp->slot + (uint64_t)(s - sp->first_segment) * rows;
-        merge_rows(a, b, a->partials.max + slot, a->partials.sum + slot,
+        uint64_t slot = slot_of(sp, s, rows);
+        merge_rows(a, b, rows, a->partials.max + slot, a->partials.sum + slot,
                    a->partials.acc + slot * width);
     }
     write_rows(a, i, b);
     atomic_store_explicit(&sp->left, sp->n_items, memory_order_relaxed); /* for the next layer */
 }
 
-void kvp__item_run(const kvp__attention *a, uint32_t item, void *scratch)
+/* Results of rows [from, from + rows) of an item into a member's slots. */
+static void keep(const kvp__attention *a, uint64_t slot, const bench *b, uint32_t from,
+                 uint32_t rows, const float *max, const float *sum, const float *out)
 {
-    const kvp__item *i = &a->items->list[item];
-    bench *b = scratch;
+    uint32_t width = b->segment.v_row;
+    memcpy(a->partials.max + slot, max + from, rows * sizeof *max);
+    memcpy(a->partials.sum + slot, sum + from, rows * sizeof *sum);
+    memcpy(a->partials.acc + slot * width, out + (size_t)from * width,
+           (size_t)rows * width * sizeof *out);
+}
+
+/* A shared item's results go to each member's split: those of the range that the prefix begins with
+ * merged, in the slot of its last segment; those of later ranges segment by segment. */
+static void keep_segment(const kvp__attention *a, const kvp__item *i, uint32_t segment, bench *b)
+{
+    const kvp__split *first = &a->items->splits[i->split];
+    uint32_t heads = i->n_heads;
+    if (segment > first->first_segment) {
+        for (uint32_t t = 0; t < i->n_tokens; t++)
+            keep(a, slot_of(first + t, segment, heads), b, t * heads, heads, b->max, b->sum,
+                 b->out);
+        return;
+    }
+    merge_rows(a, b, b->segment.n_rows, b->max, b->sum, b->out);
+    if (segment < first->first_segment) return;
+    float max[KVP__ITEM_ROWS], sum[KVP__ITEM_ROWS];
+    for (uint32_t r = 0; r < b->segment.n_rows; r++) {
+        max[r] = b->state[r].max;
+        sum[r] = b->state[r].sum;
+    }
+    for (uint32_t t = 0; t < i->n_tokens; t++)
+        keep(a, slot_of(first + t, segment, heads), b, t * heads, heads, max, sum, b->acc);
+}
+
+static void end_shared(const kvp__attention *a, const kvp__item *i, bench *b)
+{
+    for (uint32_t t = 0; t < i->n_tokens; t++) {
+        kvp__item one = *i;
+        one.shared = 0;
+        one.n_tokens = 1;
+        one.row = row_of(a, i, t);
+        end_part(a, &one, &a->items->splits[i->split + t], b);
+    }
+}
+
+static void set_segment(const kvp__attention *a, const kvp__item *i, bench *b)
+{
     kvp__segment *s = &b->segment;
-    kvp__split *sp = i->split == KVP__NO_SPLIT ? NULL : &a->items->splits[i->split];
     s->k_format = a->store->layout.k_format;
     s->v_format = a->store->layout.v_format;
     s->key_dim = a->items->key_dim;
@@ -385,21 +321,31 @@ void kvp__item_run(const kvp__attention *a, uint32_t item, void *scratch)
     s->sum = b->sum;
     s->out = b->out;
     s->out_row = s->v_row;
-    memset(b->state, 0, s->n_rows * sizeof b->state[0]);
+}
+
+void kvp__item_run(const kvp__attention *a, uint32_t item, void *scratch)
+{
+    const kvp__item *i = &a->items->list[item];
+    bench *b = scratch;
+    kvp__segment *s = &b->segment;
+    kvp__split *sp = i->split == KVP__NO_SPLIT ? NULL : &a->items->splits[i->split];
+    set_segment(a, i, b);
+    clear_state(b, s->n_rows);
     load_queries(a, i, b);
     for (uint32_t g = i->first_segment; g < i->end_segment; g++) {
         see(a, i, g, b);
         find_tiles(a, i, g, b);
-        if (sp) {
-            uint64_t slot = sp->slot + (uint64_t)(g - sp->first_segment) * s->n_rows;
+        if (sp && !i->shared) {
+            uint64_t slot = slot_of(sp, g, s->n_rows);
             s->max = a->partials.max + slot;
             s->sum = a->partials.sum + slot;
             s->out = a->partials.acc + slot * s->v_row;
         }
         a->kernels->attend(s);
-        if (!sp) merge_rows(a, b, b->max, b->sum, b->out);
+        if (i->shared) keep_segment(a, i, g, b);
+        else if (!sp) merge_rows(a, b, s->n_rows, b->max, b->sum, b->out);
     }
-    if (!sp) write_rows(a, i, b);
-    else if (atomic_fetch_sub_explicit(&sp->left, 1, memory_order_acq_rel) == 1)
-        merge_split(a, i, sp, b);
+    if (i->shared) end_shared(a, i, b);
+    else if (sp) end_part(a, i, sp, b);
+    else write_rows(a, i, b);
 }

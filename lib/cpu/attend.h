@@ -5,11 +5,10 @@
  * may run on any thread at any time after the step's keys are stored. An item that covers all
  * segments its rows see ends in the output; where that would leave threads idle, several items share
  * the segments, each segment's result is kept, and whoever comes last merges them from left to
- * right, so that the bits do not depend on the cut.
+ * right, so that the bits do not depend on the cut. A shared item has the rows of several sequences
+ * whose tables begin with the same blocks.
  *
- * Invariant: how a step is cut into items never shows in the results (see level/attention.c). Items
- * refer to sequences only through their tables, so other lists (rows of several sequences against a
- * shared prefix) can be run by the same code.
+ * Invariant: how a step is cut into items never shows in the results (see level/attention.c).
  *
  * Who may call: the files of cpu/.
  */
@@ -42,16 +41,20 @@ void kvp__store_token(const kvp__store *s, const kvp__kernels *kernels, uint32_t
 void kvp__store_copy(const kvp__store *s, const kvp__copy *c);
 
 typedef struct kvp__item {
-    uint32_t seq;                   /* in work->seqs */
-    uint32_t row, n_tokens;         /* rows of the step */
+    uint32_t seq;                   /* in work->seqs: whose table leads to the keys */
+    uint32_t row, n_tokens;         /* rows of the step; shared: members, of one row each */
+    uint32_t shared;
     uint32_t kv_head;
     uint32_t first_head, n_heads;   /* query heads */
     uint32_t first_segment, end_segment;
-    uint32_t split;                 /* KVP__NO_SPLIT, or an index */
+    uint32_t split;                 /* KVP__NO_SPLIT, or an index; shared: that of the first member,
+                                       the others' follow */
 } kvp__item;
 #define KVP__NO_SPLIT 0xffffffffu
+#define KVP__ITEM_ROWS 48u          /* tokens x heads of an item at most: what scratch holds */
 
-/* Items that share the segments of the same rows. */
+/* Rows whose segments several items compute. Behind a shared prefix, the first slot holds all that
+ * lies before the next segment, merged. */
 typedef struct kvp__split {
     _Atomic uint32_t left;  /* items that have not ended */
     uint32_t n_items;
@@ -59,17 +62,37 @@ typedef struct kvp__split {
     uint64_t slot;          /* of the first segment's first row */
 } kvp__split;
 
+/* A sequence among those with the same first block. */
+typedef struct kvp__chain {
+    uint32_t next, last;    /* a sequence; last: of the chain, kept by its first */
+    uint32_t first;         /* 0xffffffff: in no chain */
+    uint32_t common;        /* segments it has in common with the first */
+    bool shared;            /* it has been dealt with */
+} kvp__chain;
+
 /* The items of a step for one layer group. Made once per step, used by each of the group's layers. */
 typedef struct kvp__items {
     uint32_t group;
     uint32_t query_heads, kv_heads, key_dim, value_dim, window;
+    uint32_t block_tokens;
     uint32_t n;
-    kvp__item *list;        /* kvp__items_capacity long */
+    kvp__item *list;
     uint32_t more, max_more; /* items there are because of splits */
-    uint32_t n_splits, max_splits;
+    uint32_t n_splits;
+    uint64_t max_splits;
     kvp__split *splits;
     uint64_t used_slots, max_slots; /* of partial results; all groups use the same memory in turn */
+    uint32_t n_members;
+    uint32_t *members;       /* sequences of the shared items */
+    kvp__chain *chains;      /* [sequence] */
+    uint32_t buckets, *bucket; /* by first block: the first sequence of a chain + 1 */
+    uint32_t *depths;        /* [segments]: sequences that have so many in common */
 } kvp__items;
+
+/* The largest step. */
+typedef struct kvp__items_limits {
+    uint32_t max_rows, max_seqs, max_positions, threads;
+} kvp__items_limits;
 
 /* Partial results of one step's split items: one slot per segment and row. */
 typedef struct kvp__partials {
@@ -77,11 +100,16 @@ typedef struct kvp__partials {
     float *max, *sum;
 } kvp__partials;
 
-/* Bounds for the largest step, from the geometry of one group. */
-uint64_t kvp__items_capacity(const kvp_layer_group *g, uint32_t max_rows, uint32_t threads);
-uint32_t kvp__more_items_capacity(uint32_t threads);
-uint32_t kvp__splits_capacity(uint32_t threads);
-uint64_t kvp__slots_capacity(const kvp_layer_group *g, uint32_t max_positions);
+/* The bounds of one group's lists, and their place in `memory` (NULL: only counted), which is zeroed
+ * and aligned to a cache line. Returns the bytes. */
+uint64_t kvp__items_place(kvp__items *items, const kvp_layer_group *g, uint32_t group,
+                          uint32_t block_tokens, const kvp__items_limits *limits, void *memory);
+
+/* The first key that a row at a position sees; window 0: all. */
+static inline uint32_t kvp__first_key(uint32_t window, uint32_t position)
+{
+    return window && position >= window ? position + 1 - window : 0;
+}
 
 /* Fills `list` for a step. `threads` that will work on it; 1 if inline. */
 void kvp__items_make(kvp__items *items, const kvp__work *work, uint32_t threads);

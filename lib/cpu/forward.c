@@ -63,7 +63,7 @@ struct kvp__runner {
     kvp__store *store;
     kvp__team *team;
     uint32_t threads;            /* 1 if inline */
-    uint32_t max_rows, max_seqs, max_outputs, max_positions;
+    uint32_t max_rows, max_seqs, max_outputs, max_positions, block_tokens;
 
     void *workspace;
     uint64_t workspace_bytes;
@@ -736,17 +736,10 @@ static void take_attention(arena *m, kvp__runner *r)
         const kvp_layer_group *lg = &g->groups[i];
         kvp__items *it = &r->items[i];
         if (lg->layers == 0 || lg->kv_heads == 0) continue;
-        it->group = i;
-        it->query_heads = lg->query_heads;
-        it->kv_heads = lg->kv_heads;
-        it->key_dim = lg->key_dim;
-        it->value_dim = lg->value_dim;
-        it->window = lg->window;
-        it->max_more = kvp__more_items_capacity(r->threads);
-        it->max_splits = kvp__splits_capacity(r->threads);
-        it->max_slots = kvp__slots_capacity(lg, r->max_positions);
-        it->list = take(m, kvp__items_capacity(lg, r->max_rows, r->threads), sizeof *it->list);
-        it->splits = take(m, it->max_splits, sizeof *it->splits);
+        kvp__items_limits limits = {r->max_rows, r->max_seqs, r->max_positions, r->threads};
+        uint64_t bytes = kvp__items_place(it, lg, i, r->block_tokens, &limits, NULL);
+        void *memory = take(m, bytes, 1);
+        if (memory) (void)kvp__items_place(it, lg, i, r->block_tokens, &limits, memory);
         slots = kvp__max64(slots, it->max_slots);
         width = kvp__max64(width, kvp__round_up(lg->value_dim, KVP__LANES));
     }
@@ -813,6 +806,7 @@ uint64_t kvp__cpu_workspace_bytes(const kvp__model *m, uint32_t max_rows, uint32
     r.max_seqs = max_seqs;
     r.max_outputs = smaller(max_seqs, max_rows);
     r.max_positions = max_positions;
+    r.block_tokens = 1;
     arena count = {NULL, 0, false};
     take_all(&count, &r);
     return count.overflow ? UINT64_MAX : count.used;
@@ -834,6 +828,7 @@ kvp_status kvp__cpu_runner_create(const kvp__runner_options *o, kvp__runner **ou
     r->max_seqs = o->max_seqs;
     r->max_outputs = o->max_outputs;
     r->max_positions = o->max_positions;
+    r->block_tokens = o->store->layout.block_tokens;
     arena a = {NULL, 0, false};
     take_all(&a, r);
     r->workspace_bytes = a.used;

@@ -14,7 +14,7 @@ if ! $make neon-tests >"$results.neon" 2>&1; then
 fi
 qemu=$(command -v qemu-aarch64 || command -v qemu-aarch64-static)
 emulate="$qemu -L /usr/aarch64-linux-gnu"
-export TEST_TIMEOUT=900
+export TEST_TIMEOUT=900 KVPAGE_EMULATED=1 # fewer rounds: emulation is slow
 WRAP=$emulate sh "$here/run-tests.sh" "$results" "neon:" $($make print-neon)
 for program in $($make print-levels); do
     sh "$here/step.sh" "$results" "neon-$(basename "$program")" $emulate "$program"
