@@ -2,7 +2,8 @@
  * The CPU device: what its files share. See docs/internals/cpu.md.
  *
  *     weights.c   a model's tensors, packed once
- *     attend.c    the store, and attention in items
+ *     attend.c    the store, and running an item of attention
+ *     items.c     the list of a step's items
  *     forward.c   a step as a program of phases
  *     device.c    the table behind device.h
  *
