@@ -7,6 +7,9 @@
  *     per layer  qkv -> rotate, store K and V -> attend -> output matrix -> gate, up, activate -> down
  *     head       the output matrix for the rows that are read, 16 at a time, then `post` for each
  *
+ * Behind the last layer's K and V only the rows that are read matter. If that leaves out many, they move
+ * together (a phase of its own), and what follows is a step of so many rows: row i is output i.
+ *
  * Invariant: a chunk reads what earlier phases wrote and writes what no other chunk of its phase reads
  * or writes, and each row's arithmetic is that row's alone; so neither the cut into chunks nor the
  * order shows in the bits. For this the residual stream lives in two buffers: a stage that adds the
@@ -78,6 +81,10 @@ struct kvp__runner {
     void *quantised;             /* of whatever rows were prepared last */
     uint32_t *row_seq;           /* the sequence of each row */
     kvp__items items[KVP__MAX_GROUPS];
+    kvp__work rest;              /* what is left behind the last layer's K and V, if `narrows`: */
+    kvp__work_seq *rest_seqs;    /* [max_outputs], of one row each */
+    kvp__items rest_items;
+    bool narrows;
     kvp__partials partials;
     kvp__attention *attention;   /* of each layer */
     kvp__phase *phases;
@@ -87,12 +94,29 @@ struct kvp__runner {
 
     const kvp__work *work;
     cut cuts[N_STAGES];
+    cut rest_cuts[N_STAGES];     /* of the last layer, if the step narrows */
     kvp__program program;
     bool launched;
 };
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* Whether a stage of a layer has the rows that are read alone, one after the other. */
+static bool is_narrow(const kvp__runner *r, stage s, uint32_t layer)
+{
+    return r->narrows && (s == HEAD || (s != QKV && layer + 1 == r->arch->n_layers));
+}
+
+static uint32_t rows_of(const kvp__runner *r, stage s, uint32_t layer)
+{
+    return s == HEAD || is_narrow(r, s, layer) ? r->work->n_outputs : r->work->n_rows;
+}
+
+static const cut *cut_of(const kvp__runner *r, stage s, uint32_t layer)
+{
+    return s != HEAD && is_narrow(r, s, layer) ? &r->rest_cuts[s] : &r->cuts[s];
+}
 
 /* --- matrices of a stage --- */
 
@@ -200,7 +224,7 @@ static void prepare_rows(const kvp__runner *r, stage s, uint32_t layer, uint32_t
     source src = source_of(r, s, layer);
     if (src.norm)
         for (uint32_t i = 0; i < n; i++) {
-            uint32_t row = s == HEAD ? r->work->outputs[first + i] : first + i;
+            uint32_t row = s == HEAD && !r->narrows ? r->work->outputs[first + i] : first + i;
             float *out = (float *)(uintptr_t)a->x + (base + i) * a->x_row;
             norm_row(r, &src, row, out, keep);
         }
@@ -214,8 +238,7 @@ static void place_rows(const kvp__runner *r, stage s, uint32_t layer, const cut 
     source src = source_of(r, s, layer);
     memset(a, 0, sizeof *a);
     if (c->shared) {
-        uint32_t rows = s == HEAD ? r->work->n_outputs : r->work->n_rows;
-        if (quantise) kvp__act_place(a, r->quantised, rows, src.n);
+        if (quantise) kvp__act_place(a, r->quantised, rows_of(r, s, layer), src.n);
         a->x = src.norm ? r->normed : src.from;
     } else {
         if (quantise) kvp__act_place(a, scratch, c->rows, src.n);
@@ -372,9 +395,9 @@ static kvp__span part_of(uint32_t panels, uint32_t part, uint32_t parts)
 static void run_stage(const place *p, stage s, uint32_t chunk, void *scratch)
 {
     const kvp__runner *r = p->runner;
-    const cut *c = &r->cuts[s];
+    const cut *c = cut_of(r, s, p->index);
     uint32_t layer = p->index, part = chunk / c->blocks, first = chunk % c->blocks * c->rows;
-    uint32_t n = smaller(c->rows, r->work->n_rows - first);
+    uint32_t n = smaller(c->rows, rows_of(r, s, layer) - first);
     product products[3];
     bool quantise = wants_quantised(r, products, products_of(r, s, layer, products));
     kvp__act a;
@@ -388,12 +411,12 @@ static void run_stage(const place *p, stage s, uint32_t chunk, void *scratch)
 static void run_prepare(const place *p, stage s, uint32_t chunk, void *scratch)
 {
     const kvp__runner *r = p->runner;
-    uint32_t rows = s == HEAD ? r->work->n_outputs : r->work->n_rows;
+    uint32_t rows = rows_of(r, s, p->index);
     uint32_t each = row_chunk(r, rows), first = chunk * each;
     product products[3];
     bool quantise = wants_quantised(r, products, products_of(r, s, p->index, products));
     kvp__act a;
-    place_rows(r, s, p->index, &r->cuts[s], first, quantise, scratch, &a);
+    place_rows(r, s, p->index, cut_of(r, s, p->index), first, quantise, scratch, &a);
     prepare_rows(r, s, p->index, first, smaller(each, rows - first), &a, first, quantise, true);
 }
 
@@ -443,6 +466,21 @@ static void run_attention(void *user, uint32_t chunk, void *scratch)
 {
     const place *p = user;
     kvp__item_run(&p->runner->attention[p->index], chunk, scratch);
+}
+
+/* Outputs are in the order of rows, so no row is overwritten before it has moved. */
+static void run_narrow(void *user, uint32_t chunk, void *scratch)
+{
+    const kvp__runner *r = ((place *)user)->runner;
+    size_t width = r->arch->width, q = (size_t)r->arch->query_heads * r->arch->key_dim;
+    (void)chunk;
+    (void)scratch;
+    for (uint32_t i = 0; i < r->work->n_outputs; i++) {
+        size_t row = r->work->outputs[i];
+        if (row == i) continue;
+        memcpy(r->stream[0] + i * width, r->stream[0] + row * width, width * sizeof(float));
+        memcpy(r->q + i * q, r->q + row * q, q * sizeof(float));
+    }
 }
 
 static void run_copy(void *user, uint32_t chunk, void *scratch)
@@ -505,8 +543,8 @@ static void add_phase(kvp__runner *r, void (*run)(void *, uint32_t, void *), pla
 static void add_stage(kvp__runner *r, stage s, place *p, void (*prepare)(void *, uint32_t, void *),
                       void (*run)(void *, uint32_t, void *))
 {
-    const cut *c = &r->cuts[s];
-    uint32_t rows = r->work->n_rows;
+    const cut *c = cut_of(r, s, p->index);
+    uint32_t rows = rows_of(r, s, p->index);
     if (c->shared) add_phase(r, prepare, p, chunks_of(rows, row_chunk(r, rows)));
     add_phase(r, run, p, c->blocks * c->parts);
 }
@@ -518,6 +556,8 @@ static void add_layer(kvp__runner *r, uint32_t layer)
     add_stage(r, QKV, p, prepare_qkv, run_qkv);
     if (r->cuts[QKV].parts > 1)
         add_phase(r, run_finish_qkv, p, chunks_of(rows, row_chunk(r, rows)));
+    if (rows_of(r, ATT_OUT, layer) == 0) return;
+    if (is_narrow(r, ATT_OUT, layer)) add_phase(r, run_narrow, p, 1);
     add_phase(r, run_attention, p, r->attention[layer].items->n);
     add_stage(r, ATT_OUT, p, prepare_att_out, run_att_out);
     add_stage(r, GATE_UP, p, prepare_gate_up, run_gate_up);
@@ -542,6 +582,35 @@ static void find_rows(kvp__runner *r, const kvp__work *work)
             r->row_seq[work->seqs[s].first_row + i] = s;
 }
 
+/* Is it worth it, and are outputs in the order of rows? What is left then is a sequence of one row for
+ * each output. */
+static void narrow(kvp__runner *r, const kvp__work *work)
+{
+    uint32_t last = r->arch->n_layers - 1, group = r->model->geometry.layer_group[last];
+    kvp__attention *a = &r->attention[last];
+    r->narrows = work->n_outputs < work->n_rows / 2;
+    for (uint32_t i = 1; i < work->n_outputs; i++)
+        r->narrows = r->narrows && work->outputs[i - 1] < work->outputs[i];
+    a->work = work;
+    a->items = &r->items[group];
+    if (!r->narrows) return;
+    for (uint32_t i = 0; i < work->n_outputs; i++) {
+        uint32_t row = work->outputs[i];
+        kvp__work_seq *s = &r->rest_seqs[i];
+        *s = work->seqs[r->row_seq[row]];
+        s->first_pos += row - s->first_row;
+        s->first_row = i;
+        s->n_rows = 1;
+    }
+    r->rest = (kvp__work){.n_rows = work->n_outputs, .n_seqs = work->n_outputs,
+                          .seqs = r->rest_seqs};
+    kvp__items_make(&r->rest_items, &r->rest, r->threads);
+    for (stage s = ATT_OUT; s < HEAD; s++)
+        r->rest_cuts[s] = cut_stage(r, s, larger(work->n_outputs, 1));
+    a->work = &r->rest;
+    a->items = &r->rest_items;
+}
+
 static void build_program(kvp__runner *r, const kvp__work *work)
 {
     r->work = work;
@@ -552,6 +621,7 @@ static void build_program(kvp__runner *r, const kvp__work *work)
     for (stage s = QKV; s < HEAD; s++) r->cuts[s] = cut_stage(r, s, work->n_rows);
     r->cuts[HEAD] = cut_stage(r, HEAD, smaller(larger(work->n_outputs, 1), HEAD_ROWS));
     for (uint32_t l = 0; l < r->arch->n_layers; l++) r->attention[l].work = work;
+    narrow(r, work);
     add_phase(r, run_copy, &r->layers[0], work->n_copies);
     add_phase(r, embed_rows, &r->layers[0], chunks_of(work->n_rows, ROW_CHUNK));
     for (uint32_t l = 0; l < r->arch->n_layers; l++) add_layer(r, l);
@@ -743,6 +813,18 @@ static void take_attention(arena *m, kvp__runner *r)
         slots = kvp__max64(slots, it->max_slots);
         width = kvp__max64(width, kvp__round_up(lg->value_dim, KVP__LANES));
     }
+    if (r->arch) {
+        kvp__items_limits limits = {r->max_outputs, r->max_outputs, r->max_positions, r->threads};
+        uint32_t group = g->layer_group[g->n_layers - 1];
+        const kvp_layer_group *lg = &g->groups[group];
+        uint64_t bytes =
+            kvp__items_place(&r->rest_items, lg, group, r->block_tokens, &limits, NULL);
+        void *memory = take(m, bytes, 1);
+        if (memory)
+            (void)kvp__items_place(&r->rest_items, lg, group, r->block_tokens, &limits, memory);
+        r->rest_seqs = take(m, r->max_outputs, sizeof *r->rest_seqs);
+        slots = kvp__max64(slots, r->rest_items.max_slots);
+    }
     r->partials.acc = take(m, slots, width * sizeof(float));
     r->partials.max = take(m, slots, sizeof(float));
     r->partials.sum = take(m, slots, sizeof(float));
@@ -758,7 +840,7 @@ static void take_all(arena *m, kvp__runner *r)
     r->attention = take(m, layers, sizeof *r->attention);
     r->layers = take(m, layers, sizeof *r->layers);
     r->tiles = take(m, tiles + 1ull, sizeof *r->tiles);
-    r->max_phases = 3 + PHASES_PER_LAYER * layers + 2 * tiles;
+    r->max_phases = 4 + PHASES_PER_LAYER * layers + 2 * tiles;
     r->phases = take(m, r->max_phases, sizeof *r->phases);
     r->scratch = take(m, KVP__SCRATCH_BYTES, 1);
 }

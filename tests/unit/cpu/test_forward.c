@@ -734,52 +734,65 @@ static void the_hosts_float_state_does_not_show(void **state)
 
 /* --- outputs, copies, cancel --- */
 
+/* In any order, of many rows or few: the bits of each row with all of them wanted. */
 static void only_wanted_rows_are_posted(void **state)
 {
     (void)state;
-    settings s = plain;
-    tiny *t = tiny_make(&s);
-    rig *r = malloc(sizeof *r);
-    enum { N = 30 };
-    int32_t tokens[N];
-    uint32_t positions[N], outputs[3] = {29, 0, 17};
-    for (int i = 0; i < N; i++) tokens[i] = (int32_t)rnd(s.vocabulary), positions[i] = (uint32_t)i;
-    float *all = malloc((size_t)N * s.vocabulary * sizeof *all);
-    float *some = malloc((size_t)3 * s.vocabulary * sizeof *some);
-    rig_open(r, t, (how){2, 16, KVP_KV_F16, KVP_KV_F16, 0, 0});
-    step(r, &(share){0, tokens, N}, 1, all);
-    kvp__work_seq seq;
-    memset(&seq, 0, sizeof seq);
-    seq.n_rows = N;
-    seq.n_blocks = 2;
-    seq.tables[0] = r->tables[0][0];
-    for (uint32_t n = 0; n <= 3; n += 3) {
-        kvp__work w;
-        memset(&w, 0, sizeof w);
-        w.n_rows = N;
-        w.n_seqs = 1;
-        w.n_outputs = n;
-        w.tokens = tokens;
-        w.positions = positions;
-        w.outputs = outputs;
-        w.seqs = &seq;
-        w.post = take_logits;
-        w.done = step_over;
-        w.user = r;
-        r->logits = some;
-        r->posts = 0;
-        assert_int_equal(cpu->launch(r->runner, &w), KVP_OK);
-        while (cpu->poll(r->runner) == KVP_AGAIN) sched_yield();
-        assert_int_equal(r->posts, n);
-    }
-    for (int i = 0; i < 3; i++)
-        assert_memory_equal(some + (size_t)i * s.vocabulary,
-                            all + (size_t)outputs[i] * s.vocabulary, s.vocabulary * sizeof *all);
-    rig_close(r);
-    free(r);
-    free(all);
-    free(some);
-    tiny_free(t);
+    static const struct {
+        uint32_t n, rows[16];
+    } wanted[] = {{0, {0}}, {3, {29, 0, 17}}, {3, {0, 17, 29}}, {1, {29}}, {1, {0}}, {2, {28, 29}},
+                  {14, {0, 1, 2, 3, 5, 8, 9, 13, 20, 21, 25, 26, 27, 29}},
+                  {16, {0, 1, 2, 3, 5, 8, 9, 13, 15, 17, 20, 21, 25, 26, 27, 29}}};
+    for (int family = 0; family < 2; family++)
+        for (int32_t threads = 0; threads < 3; threads++) {
+            settings s = family ? real_kind : plain;
+            tiny *t = tiny_make(&s);
+            rig *r = malloc(sizeof *r);
+            enum { N = 30 };
+            int32_t tokens[N];
+            uint32_t positions[N];
+            for (int i = 0; i < N; i++)
+                tokens[i] = (int32_t)rnd(s.vocabulary), positions[i] = (uint32_t)i;
+            size_t row = s.vocabulary * sizeof(float);
+            float *all = malloc(N * row), *some = malloc(16 * row);
+            rig_open(r, t, (how){threads, 16, KVP_KV_F16, KVP_KV_F16, 0, 0});
+            step(r, &(share){0, tokens, N}, 1, all);
+            kvp__work_seq seq;
+            memset(&seq, 0, sizeof seq);
+            seq.n_rows = N;
+            seq.n_blocks = 2;
+            for (int g = 0; g < 2; g++) seq.tables[g] = r->tables[0][g];
+            for (unsigned k = 0; k < KVP__COUNT(wanted); k++) {
+                kvp__work w;
+                memset(&w, 0, sizeof w);
+                w.n_rows = N;
+                w.n_seqs = 1;
+                w.n_outputs = wanted[k].n;
+                w.tokens = tokens;
+                w.positions = positions;
+                w.outputs = wanted[k].rows;
+                w.seqs = &seq;
+                w.post = take_logits;
+                w.done = step_over;
+                w.user = r;
+                r->logits = some;
+                r->posts = 0;
+                memset(some, 0xee, 16 * row);
+                assert_int_equal(cpu->launch(r->runner, &w), KVP_OK);
+                while (cpu->poll(r->runner) == KVP_AGAIN)
+                    if (threads) sched_yield();
+                    else cpu->advance(r->runner, UINT64_MAX);
+                assert_int_equal(r->posts, w.n_outputs);
+                for (uint32_t i = 0; i < w.n_outputs; i++)
+                    assert_memory_equal((char *)some + i * row,
+                                        (char *)all + wanted[k].rows[i] * row, row);
+            }
+            rig_close(r);
+            free(r);
+            free(all);
+            free(some);
+            tiny_free(t);
+        }
 }
 
 /* A fork inside a block: the copy is done before the step's rows are stored. */
