@@ -29,6 +29,7 @@
  *     are gone.
  *   - After fork(2) models go on working in the child; pools, sequences, batches and teams of the
  *     parent answer KVP_ERR_FORKED there, and destroying them does nothing.
+ *   - kvp_..._init zeroes a struct and sets its `size`; any thread, never blocks, since its struct.
  *   - No call exits, aborts, prints, reads the environment or depends on the locale. Stack use
  *     stays below 32 KiB.
  */
@@ -126,7 +127,8 @@ typedef struct kvp_error {
 } kvp_error;
 KVP_API void kvp_error_init(kvp_error *out, size_t size);
 
-/* (major << 16) | (minor << 8) | patch of the library that runs. Thread: any. Since: 0.1. */
+/* (major << 16) | (minor << 8) | patch of the library that runs.
+ * Thread: any. Blocking: no. Since: 0.1. */
 KVP_API uint32_t kvp_version(void);
 
 /* Whether the library has a named ability: 1 or 0; unknown names answer 0. Names of this version:
@@ -618,7 +620,8 @@ typedef struct kvp_seq_options {
 KVP_API void kvp_seq_options_init(kvp_seq_options *out, size_t size);
 
 /* Errors: INVALID_ARG, NO_MEMORY, UNSUPPORTED (library sampling on an own-model geometry).
- * Thread: domain. Ownership: the caller destroys; the pool lives on with it. Since: 0.1. */
+ * Thread: domain. Ownership: the caller destroys; the pool lives on with it. Blocking: no.
+ * Since: 0.1. */
 KVP_API kvp_status kvp_seq_create(kvp_pool *pool, const kvp_seq_options *options, kvp_seq **out,
                                   kvp_error *err);
 
@@ -633,7 +636,8 @@ KVP_API void kvp_seq_destroy(kvp_seq *seq);
  * STATE, NO_MEMORY. Thread: domain. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_seq_append(kvp_seq *seq, const int32_t *tokens, size_t count);
 
-/* kvp_tokenize, then append. Flags KVP_TOKENIZE_.... Thread: domain. Since: 0.1. */
+/* kvp_tokenize, then append. Flags KVP_TOKENIZE_.... Errors: of both.
+ * Thread: domain. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_seq_append_text(kvp_seq *seq, const char *text, size_t bytes,
                                        uint32_t flags);
 
@@ -643,10 +647,12 @@ KVP_API kvp_status kvp_seq_append_text(kvp_seq *seq, const char *text, size_t by
 KVP_API kvp_status kvp_seq_append_chat(kvp_seq *seq, const kvp_chat_message *messages,
                                        size_t n_messages, size_t stride, uint32_t flags);
 
-/* Replaces how tokens are chosen, from the next token on. Thread: domain. Since: 0.1. */
+/* Replaces how tokens are chosen, from the next token on. Errors: INVALID_ARG, UNSUPPORTED,
+ * NO_MEMORY. Thread: domain. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_seq_set_sampling(kvp_seq *seq, const kvp_sampling *sampling);
 
-/* Replaces the limit of tokens per add, as in kvp_seq_options. Thread: domain. Since: 0.1. */
+/* Replaces the limit of tokens per add, as in kvp_seq_options. Errors: NO_MEMORY.
+ * Thread: domain. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_seq_set_max_tokens(kvp_seq *seq, uint64_t max_tokens);
 
 #define KVP_FORK_END UINT64_MAX
@@ -665,7 +671,8 @@ KVP_API kvp_status kvp_seq_fork(kvp_seq *seq, uint64_t length, const kvp_seq_opt
 
 /* Cuts to `length` tokens; later positions can then be written anew. A result that is still being
  * computed is dropped. A sequence in a batch that has nothing to compute afterwards waits for
- * kvp_seq_append. Errors: INVALID_ARG (beyond the end). Thread: domain. Since: 0.1. */
+ * kvp_seq_append. Errors: INVALID_ARG (beyond the end). Thread: domain. Blocking: no.
+ * Since: 0.1. */
 KVP_API kvp_status kvp_seq_truncate(kvp_seq *seq, uint64_t length);
 
 /* Keeps the KV of the first `length` tokens while the sequence is parked, paused or waiting, once
@@ -850,7 +857,8 @@ KVP_API kvp_status kvp_next_event(kvp_batch *batch, kvp_event *out);
 
 /* One descriptor for the batch's life, made at the first call: level-triggered, nonblocking,
  * close-on-exec, readable when kvp_step has something to do. Poll it for input, never read it:
- * step drains it. Errors: SYSTEM. Thread: domain. Ownership: the batch's. Since: 0.1. */
+ * step drains it. Errors: SYSTEM. Thread: domain. Ownership: the batch's. Blocking: no.
+ * Since: 0.1. */
 KVP_API kvp_status kvp_batch_fd(kvp_batch *batch, int32_t *fd);
 
 /* When kvp_step is to be called at the latest, in absolute nanoseconds of the clock hook;

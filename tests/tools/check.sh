@@ -34,6 +34,7 @@ sh "$here/run-tests.sh" "$results" "" "$@"
 echo "checks"
 step() { sh "$here/step.sh" "$results" "$@"; }
 step header sh "$here/header.sh"
+step header-docs sh "$here/header-docs.sh"
 step check-includes sh "$here/check-includes.sh"
 step forbidden sh "$here/forbidden.sh" "$build/libkvpage.a"
 step cases sh "$here/cases.sh"
