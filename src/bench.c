@@ -1,133 +1,37 @@
 /*
- * `kvpage bench`: speed of a model on this machine, on four fixed loads. Prompts are random tokens
- * under a salt of their own, so that no run finds the prefix of an earlier one; end tokens are
- * ignored, so that every run generates the same number. Each figure is the median of the repeats.
+ * `kvpage bench`: the project's benchmark on a file of the user's. Reads the line, sees which cases
+ * fit the model's context and the memory, runs them, and tells what came out: a table, JSON, a page.
+ *
+ * Each figure is the median of the repeats, with the least and the most beside it, and with what the
+ * memory would allow: decoding must read every weight and the KV of every sequence once per step, so
+ * bytes over the measured read bandwidth bound it. A model that fits the CPU's cache may pass it.
  */
-#include "tool.h"
+#define _GNU_SOURCE
+#include "bench.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
-enum { SEQUENCES_MAX = 32, PROMPT_MAX = 2048, REPEATS_MAX = 99 };
-
-typedef struct load {
-    const char *name;
-    uint64_t sequences, prompt, generate;
-    bool shared; /* one prompt, forked; else each its own */
-} load;
-
-static const load loads[] = {
-    {"prefill of 512 tokens", 1, 512, 1, false},
-    {"decode, 1 sequence", 1, 16, 128, false},
-    {"16 sequences of 128", 16, 128, 32, false},
-    {"32 over one prompt of 2048", 32, 2048, 32, true},
+const bench_case bench_cases[BENCH_CASES] = {
+    {"prefill-512", "prompt of 512 tokens", BENCH_PREFILL, 1, 512, 1, 0, 0, false},
+    {"decode", "1 sequence", BENCH_DECODE, 1, 16, 48, 0, 0, false},
+    {"deep", "1 sequence at a depth of 7,900 tokens", BENCH_DECODE, 1, 0, 32, 7900, 128, false},
+    {"16x128", "16 sequences, prompts of 128", BENCH_DECODE, 16, 128, 24, 0, 0, false},
+    {"32-shared", "32 sequences over one prompt of 2,048", BENCH_DECODE, 32, 2048, 24, 0, 0, true},
+    {"32-own", "32 sequences, own prompts of 512", BENCH_DECODE, 32, 512, 24, 0, 0, false},
+    {"mixed", "8 sequences while a prompt of 8,000 comes in", BENCH_MIXED, 8, 128, 512, 8000, 256,
+     false},
+    {"overhead", "time outside the kernels, 32 sequences", BENCH_OVERHEAD, 32, 64, 32, 0, 0, false},
+    {"start", "opening the file to the first token, prompt of 64", BENCH_START, 1, 64, 1, 0, 0,
+     false},
 };
 
-/* What one run gives. A sequence's first token ends the prompt phase; once all have theirs, the
- * generation phase begins. */
-typedef struct timing {
-    double prompt_rate, generate_rate; /* tokens per second; 0: not measured by this load */
-    double first_ms;                   /* until the last sequence's first token */
-    uint64_t used_blocks;
-} timing;
-
-typedef struct bench {
-    settings set;
-    uint64_t repeats;
-    bool json;
-    session session;
-    uint64_t salt, random;
-    kvp_seq *seqs[SEQUENCES_MAX];
-} bench;
-
-static int32_t next_token(bench *b)
-{
-    for (;;) {
-        int32_t token;
-        b->random = b->random * 6364136223846793005u + 1442695040888963407u;
-        token = (int32_t)((b->random >> 33) % b->session.info.vocabulary);
-        if (!(kvp_token_flags(b->session.model, token) & (KVP_TOKEN_SPECIAL | KVP_TOKEN_END)))
-            return token;
-    }
-}
-
-static kvp_status make_sequences(bench *b, const load *l, kvp_error *err)
-{
-    int32_t prompt[PROMPT_MAX];
-    kvp_seq_options options = {.size = sizeof options, .salt = &b->salt,
-                               .salt_bytes = sizeof b->salt, .max_tokens = l->generate,
-                               .eos = KVP_EOS_IGNORE};
-    kvp_status status = KVP_OK;
-    b->salt++;
-    for (uint64_t i = 0; i < l->sequences && status == KVP_OK; i++) {
-        if (l->shared && i) {
-            kvp_seq_options fork = {.size = sizeof fork, .tag = i};
-            status = kvp_seq_fork(b->seqs[0], KVP_FORK_END, &fork, &b->seqs[i], err);
-            continue;
-        }
-        options.tag = i;
-        status = kvp_seq_create(b->session.pool, &options, &b->seqs[i], err);
-        if (status < 0) return status;
-        for (uint64_t t = 0; t < l->prompt; t++) prompt[t] = next_token(b);
-        status = kvp_seq_append(b->seqs[i], prompt, (size_t)l->prompt);
-        if (status < 0) kvp_seq_last_error(b->seqs[i], err);
-    }
-    return status;
-}
-
-/* Runs what was added to its end; the time of the last first token, and tokens after it. */
-static kvp_status drive(bench *b, const load *l, uint64_t *first_at, uint64_t *after)
-{
-    kvp_event e = {.size = sizeof e};
-    uint64_t begun = 0;
-    bool seen[SEQUENCES_MAX] = {false};
-    for (;;) {
-        kvp_status status = kvp_step(b->session.batch);
-        while (kvp_next_event(b->session.batch, &e) == KVP_OK) {
-            if (e.kind != KVP_EVENT_TOKEN) continue;
-            if (begun == l->sequences) ++*after;
-            if (!seen[e.tag]) begun++;
-            seen[e.tag] = true;
-            if (begun == l->sequences && !*first_at) *first_at = clock_ns();
-        }
-        if (status < 0 || status == KVP_DONE) return status;
-        if (interrupted()) return KVP_ERR_CANCELLED;
-        if (status == KVP_AGAIN || status == KVP_STALLED) kvp_wait(b->session.batch, -1);
-    }
-}
-
-static kvp_status run_once(bench *b, const load *l, timing *out, kvp_error *err)
-{
-    kvp_pool_stats stats = {.size = sizeof stats};
-    uint64_t start, first_at = 0, end, after = 0;
-    kvp_status status = make_sequences(b, l, err);
-    if (status < 0) return status;
-    start = clock_ns();
-    for (uint64_t i = 0; i < l->sequences && status == KVP_OK; i++)
-        status = kvp_batch_add(b->session.batch, b->seqs[i]);
-    if (status == KVP_OK) status = drive(b, l, &first_at, &after);
-    if (status == KVP_ERR_CANCELLED) err->status = status;
-    else if (status < 0) kvp_pool_last_error(b->session.pool, err);
-    if (status < 0) return status;
-    end = clock_ns();
-    kvp_pool_get_stats(b->session.pool, &stats);
-    out->first_ms = (double)(first_at - start) / 1e6;
-    out->prompt_rate = (double)(l->shared ? l->prompt : l->prompt * l->sequences) /
-                       ((double)(first_at - start) / 1e9);
-    out->generate_rate = after ? (double)after / ((double)(end - first_at) / 1e9) : 0;
-    out->used_blocks = stats.used;
-    return KVP_OK;
-}
-
-static void drop_sequences(bench *b)
-{
-    for (size_t i = 0; i < SEQUENCES_MAX; i++) {
-        kvp_seq_destroy(b->seqs[i]);
-        b->seqs[i] = NULL;
-    }
-}
-
-/* --- medians --- */
+/* --- figures --- */
 
 static int by_value(const void *a, const void *b)
 {
@@ -135,109 +39,448 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double median(const timing *runs, uint64_t n, size_t field)
+double bench_median(const bench_measure *m)
 {
-    double values[REPEATS_MAX];
-    for (uint64_t i = 0; i < n; i++)
-        memcpy(&values[i], (const char *)&runs[i] + field, sizeof values[i]);
-    qsort(values, (size_t)n, sizeof values[0], by_value);
-    return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+    double values[BENCH_REPEATS_MAX];
+    memcpy(values, m->values, sizeof values);
+    qsort(values, (size_t)m->n, sizeof values[0], by_value);
+    return m->n % 2 ? values[m->n / 2] : (values[m->n / 2 - 1] + values[m->n / 2]) / 2;
 }
 
-static void report(bench *b, json *j, const load *l, const timing *runs)
+double bench_least(const bench_measure *m)
 {
-    double prompt = median(runs, b->repeats, offsetof(timing, prompt_rate));
-    double generate = median(runs, b->repeats, offsetof(timing, generate_rate));
-    double first = median(runs, b->repeats, offsetof(timing, first_ms));
-    if (!b->json) {
-        printf("%-28s %12.1f ", l->name, prompt);
-        if (generate > 0) printf("%14.1f ", generate);
-        else printf("%14s ", "-");
-        printf("%14.1f %12llu\n", first, (unsigned long long)runs[0].used_blocks);
-        fflush(stdout);
-        return;
-    }
-    json_open(j, NULL, '{');
-    json_string(j, "load", l->name);
-    json_uint(j, "sequences", l->sequences);
-    json_uint(j, "prompt_tokens", l->prompt);
-    json_uint(j, "generated_tokens", l->generate);
-    json_bool(j, "shared_prompt", l->shared);
-    json_real(j, "prompt_tokens_per_second", prompt);
-    if (generate > 0) json_real(j, "generated_tokens_per_second", generate);
-    json_real(j, "first_token_ms", first);
-    json_uint(j, "blocks_used", runs[0].used_blocks);
-    json_close(j, '}');
+    double least = m->values[0];
+    for (uint64_t i = 1; i < m->n; i++)
+        if (m->values[i] < least) least = m->values[i];
+    return least;
 }
 
-static int run_load(bench *b, json *j, const load *l)
+double bench_most(const bench_measure *m)
 {
-    timing runs[REPEATS_MAX] = {{0}};
-    kvp_error err = {.size = sizeof err};
-    for (uint64_t i = 0; i < b->repeats; i++) {
-        kvp_status status = run_once(b, l, &runs[i], &err);
-        drop_sequences(b);
-        if (status < 0) return fail_with(&err);
+    double most = m->values[0];
+    for (uint64_t i = 1; i < m->n; i++)
+        if (m->values[i] > most) most = m->values[i];
+    return most;
+}
+
+double bench_share(const bench_measure *m)
+{
+    double median = bench_median(m);
+    if (m->limit <= 0 || median <= 0) return 0;
+    return m->less_is_better ? m->limit / median : median / m->limit;
+}
+
+const char *bench_number(char buffer[32], double value)
+{
+    if (value >= 999.5) {
+        char digits[32], *out = buffer;
+        size_t n = (size_t)snprintf(digits, sizeof digits, "%.0f", value);
+        for (size_t i = 0; i < n && out < buffer + 30; i++) {
+            if (i && (n - i) % 3 == 0) *out++ = ',';
+            *out++ = digits[i];
+        }
+        *out = 0;
+    } else {
+        snprintf(buffer, 32, value >= 9.95 ? "%.1f" : "%.2f", value);
     }
-    report(b, j, l, runs);
+    return buffer;
+}
+
+const char *bench_model_name(const bench *b)
+{
+    const char *slash = strrchr(b->path, '/');
+    return b->info.name[0] ? b->info.name : slash ? slash + 1 : b->path;
+}
+
+/* --- which cases --- */
+
+static void leave_out(bench_result *r, const char *format, const char *a, const char *b)
+{
+    r->fits = false;
+    snprintf(r->note, sizeof r->note, format, a, b);
+}
+
+/* A length that may give way becomes what the context allows. */
+static void cut_to_context(const bench *b, bench_result *r)
+{
+    const bench_case *spec = r->spec;
+    uint64_t *length = spec->kind == BENCH_MIXED ? &r->long_prompt : &r->prompt, over;
+    char now[32];
+    if (spec->kind == BENCH_MIXED && r->prompt + 1 + r->steps > b->context)
+        r->steps = b->context > r->prompt + 64 ? b->context - r->prompt - 1 : r->steps;
+    if (!spec->longest) return;
+    *length = spec->longest;
+    over = bench_case_length(r) > b->context ? bench_case_length(r) - b->context : 0;
+    if (!over || over + spec->shortest > *length) return;
+    *length -= over;
+    snprintf(r->note, sizeof r->note, "%s tokens here, which is what the context allows",
+             bench_number(now, (double)*length));
+}
+
+static void check_context(const bench *b, bench_result *r)
+{
+    char needed[32], context[32];
+    if (bench_case_length(r) <= b->context) return;
+    leave_out(r, "needs a context of %s tokens; there are %s",
+              bench_number(needed, (double)bench_case_length(r)),
+              bench_number(context, (double)b->context));
+}
+
+static uint64_t blocks_of(const bench *b, const bench_result *r)
+{
+    return bench_case_tokens(r, b->block_tokens) / b->block_tokens + 1;
+}
+
+/* The pool commits memory as blocks are used: what is left of the system must hold them. */
+static void check_memory(const bench *b, bench_result *r)
+{
+    uint64_t needed = blocks_of(b, r) * b->block_bytes, available = machine_memory_available();
+    char a[32], c[32];
+    if (b->set.cache_bytes && needed > b->set.cache_bytes)
+        leave_out(r, "needs %s of KV cache; --cache allows %s", format_bytes(a, needed),
+                  format_bytes(c, b->set.cache_bytes));
+    else if (available && needed > available - available / 8)
+        leave_out(r, "needs %s of KV cache; %s of memory are left", format_bytes(a, needed),
+                  format_bytes(c, available));
+}
+
+static bool is_wanted(const bench *b, const char *name)
+{
+    for (size_t i = 0; i < b->names.n; i++)
+        if (!strcmp(b->names.items[i], name)) return true;
+    return b->names.n == 0;
+}
+
+static void choose_cases(bench *b)
+{
+    for (size_t i = 0; i < BENCH_CASES; i++) {
+        bench_result *r = &b->results[i];
+        const bench_case *spec = &bench_cases[i];
+        *r = (bench_result){.spec = spec, .sequences = spec->sequences, .prompt = spec->prompt,
+                            .steps = spec->steps, .fits = true};
+        r->wanted = is_wanted(b, spec->name);
+        cut_to_context(b, r);
+        check_context(b, r);
+        if (r->fits) check_memory(b, r);
+    }
+}
+
+static int list_cases(void)
+{
+    for (size_t i = 0; i < BENCH_CASES; i++)
+        printf("%-12s %s\n", bench_cases[i].name, bench_cases[i].title);
     return EXIT_DONE;
 }
 
-static int run_all(bench *b)
+/* --- text --- */
+
+static void print_head(const bench *b)
+{
+    char gb[32];
+    printf("%s, %s, %s, %u thread%s", bench_model_name(b), b->cpu,
+           cpu_level_name(b->info.cpu_level), (unsigned)b->threads, b->threads == 1 ? "" : "s");
+    if (b->bandwidth > 0) printf(", memory reads %s GB/s", bench_number(gb, b->bandwidth / 1e9));
+    printf("\nmedians of %u\n\n", (unsigned)b->repeats);
+    printf("%-12s %10s %-5s %19s %9s %6s\n", "case", "median", "", "least to most", "limit", "share");
+    fflush(stdout);
+}
+
+static void print_measure(const bench_result *r, const bench_measure *m)
+{
+    char median[32], least[32], most[32], spread[72], limit[32] = "-", share[32] = "-";
+    snprintf(spread, sizeof spread, "%s to %s", bench_number(least, bench_least(m)),
+             bench_number(most, bench_most(m)));
+    if (m->limit > 0) {
+        bench_number(limit, m->limit);
+        snprintf(share, sizeof share, "%.0f %%", bench_share(m) * 100);
+    }
+    printf("%-12s %10s %-5s %19s %9s %6s  %s\n", m == r->measures ? r->spec->name : "",
+           bench_number(median, bench_median(m)), m->unit, spread, limit, share,
+           m->label ? m->label : r->spec->title);
+}
+
+static void print_result(const bench_result *r)
+{
+    if (!r->fits) {
+        printf("%-12s left out: %s\n", r->spec->name, r->note);
+    } else {
+        for (size_t i = 0; i < r->n_measures; i++) print_measure(r, &r->measures[i]);
+        if (r->note[0]) printf("%-12s (%s)\n", "", r->note);
+    }
+    fflush(stdout);
+}
+
+/* --- JSON --- */
+
+static void json_measure(json *j, const bench_measure *m)
+{
+    json_open(j, NULL, '{');
+    json_string(j, "name", m->name);
+    json_string(j, "unit", m->unit);
+    json_real(j, "median", bench_median(m));
+    json_real(j, "least", bench_least(m));
+    json_real(j, "most", bench_most(m));
+    if (m->limit > 0) {
+        json_real(j, "limit", m->limit);
+        json_real(j, "share", bench_share(m));
+    }
+    json_open(j, "runs", '[');
+    for (uint64_t i = 0; i < m->n; i++) json_real(j, NULL, m->values[i]);
+    json_close(j, ']');
+    json_close(j, '}');
+}
+
+static void json_figures(json *j, const bench_result *r)
+{
+    if (r->prompt_rate > 0) json_real(j, "prompt_tokens_per_second", r->prompt_rate);
+    if (r->spec->kind == BENCH_DECODE)
+        json_real(j, "generated_tokens_per_second", bench_median(&r->measures[0]));
+    if (r->first_ms > 0) json_real(j, "first_token_ms", r->first_ms);
+    json_uint(j, "blocks_used", r->blocks_used);
+    json_open(j, "measures", '[');
+    for (size_t i = 0; i < r->n_measures; i++) json_measure(j, &r->measures[i]);
+    json_close(j, ']');
+}
+
+static void json_result(json *j, const bench_result *r)
+{
+    json_open(j, NULL, '{');
+    json_string(j, "case", r->spec->name);
+    json_string(j, "load", r->spec->title);
+    if (!r->fits) {
+        json_string(j, "left_out", r->note);
+    } else {
+        if (r->note[0]) json_string(j, "note", r->note);
+        json_uint(j, "sequences", r->sequences);
+        json_uint(j, "prompt_tokens", r->prompt);
+        if (r->spec->kind == BENCH_MIXED) json_uint(j, "long_prompt_tokens", r->long_prompt);
+        else json_uint(j, "generated_tokens", r->steps);
+        json_bool(j, "shared_prompt", r->spec->shared);
+        json_figures(j, r);
+    }
+    json_close(j, '}');
+}
+
+static void print_json(const bench *b)
 {
     json j = {.out = stdout, .first = true};
-    kvp_batch_stats stats = {.size = sizeof stats};
+    uint32_t v = kvp_version();
+    char version[40];
+    snprintf(version, sizeof version, "%u.%u.%u", v >> 16, v >> 8 & 0xff, v & 0xff);
+    json_open(&j, NULL, '{');
+    json_string(&j, "model", bench_model_name(b));
+    json_string(&j, "version", version);
+    json_string(&j, "date", b->date);
+    json_string(&j, "cpu", b->cpu);
+    json_string(&j, "cpu_level", cpu_level_name(b->info.cpu_level));
+    json_string(&j, "activations", activations_name(b->info.activations));
+    json_string(&j, "kv", kv_format_name(b->set.kv));
+    json_uint(&j, "threads", b->threads);
+    json_uint(&j, "repeats", b->repeats);
+    json_uint(&j, "weight_bytes_per_step", b->weight_bytes);
+    json_uint(&j, "kv_bytes_per_token", b->info.kv_bytes_per_token *
+                                            (b->set.kv == KVP_KV_F32 ? 2 : 1));
+    if (b->bandwidth > 0) json_real(&j, "read_bytes_per_second", b->bandwidth);
+    json_open(&j, "loads", '[');
+    for (size_t i = 0; i < BENCH_CASES; i++)
+        if (b->results[i].wanted) json_result(&j, &b->results[i]);
+    json_close(&j, ']');
+    json_close(&j, '}');
+    json_line(&j);
+}
+
+/* --- the page's file --- */
+
+/* Opened before anything is measured, and written when all is: what stood there stays until then,
+ * and a file that was not there before goes away again if there is no page to put into it. */
+typedef struct page {
+    FILE *file; /* NULL: none wanted */
+    bool made;
+} page;
+
+static int page_open(page *p, const char *path)
+{
+    int fd;
+    if (!path) return EXIT_DONE;
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    p->made = fd >= 0;
+    if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) p->file = fdopen(fd, "w");
+    if (p->file) return EXIT_DONE;
+    fail_line("%s: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    return EXIT_FAILED;
+}
+
+static int page_write(page *p, const bench *b)
+{
+    struct stat st;
+    int fd;
+    bool good;
+    if (!p->file) return EXIT_DONE;
+    fd = fileno(p->file);
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && ftruncate(fd, 0) != 0)
+        return fail_line("%s: %s", b->html, strerror(errno));
+    good = bench_html(b, p->file);
+    good = fclose(p->file) == 0 && good;
+    p->file = NULL;
+    if (!good) return fail_line("%s could not be written", b->html);
+    p->made = false; /* it stays */
+    return EXIT_DONE;
+}
+
+static void page_close(page *p, const char *path)
+{
+    if (p->file) fclose(p->file);
+    if (p->made) unlink(path);
+}
+
+/* --- the order of things --- */
+
+/* Weights that a step reads: of an embedding that is not the output matrix too, a row per token. */
+static uint64_t weights_of_a_step(const bench *b)
+{
+    uint64_t bytes = b->info.packed_bytes;
+    kvp_tensor_info t = {.size = sizeof t};
+    for (uint64_t i = 0; !b->info.tied_embeddings && i < b->info.tensors; i++)
+        if (kvp_model_get_tensor(b->session.model, i, &t) == KVP_OK &&
+            !strcmp(t.name, "token_embd.weight") && t.bytes < bytes)
+            return bytes - t.bytes;
+    return bytes;
+}
+
+static int look_at_model(bench *b)
+{
+    kvp_error err = {.size = sizeof err};
+    kvp_plan_options options = {.size = sizeof options, .k_format = b->set.kv,
+                                .v_format = b->set.kv, .block_tokens = (uint32_t)b->set.block};
+    kvp_plan_result plan = {.size = sizeof plan};
+    if (kvp_plan(b->session.model, &options, &plan, &err) < 0) return fail_with(&err);
+    b->info = b->session.info;
+    b->context = b->info.context;
+    if (b->set.context && b->set.context < b->context) b->context = b->set.context;
+    b->block_bytes = plan.block_bytes;
+    b->block_tokens = plan.block_tokens;
+    b->weight_bytes = weights_of_a_step(b);
+    return EXIT_DONE;
+}
+
+static void look_at_machine(bench *b)
+{
+    kvp_device_info device = {.size = sizeof device};
+    time_t now = time(NULL);
+    struct tm utc;
+    kvp_device_get(0, &device);
+    b->threads = b->set.threads ? b->set.threads : device.threads;
+    if (!b->threads) b->threads = 1;
+    machine_cpu_name(b->cpu, sizeof b->cpu);
+    if (gmtime_r(&now, &utc)) strftime(b->date, sizeof b->date, "%Y-%m-%d %H:%M UTC", &utc);
+    b->bandwidth = machine_read_bandwidth(b->threads);
+}
+
+static bool runs(const bench_result *r, bool start)
+{
+    return r->wanted && r->fits && (r->spec->kind == BENCH_START) == start;
+}
+
+/* One pool for all cases that use one. */
+static int open_largest_pool(bench *b)
+{
+    uint64_t blocks = 0;
+    for (size_t i = 0; i < BENCH_CASES; i++)
+        if (runs(&b->results[i], false) && blocks_of(b, &b->results[i]) > blocks)
+            blocks = blocks_of(b, &b->results[i]);
+    return blocks ? bench_open_pool(b, blocks) : EXIT_DONE;
+}
+
+/* The cases with a pool in their order, then the one that opens the file itself. */
+static int run_cases(bench *b, bool start)
+{
     int code = EXIT_DONE;
-    kvp_batch_get_stats(b->session.batch, &stats);
-    if (b->json) {
-        json_open(&j, NULL, '{');
-        json_string(&j, "model", b->session.info.name);
-        json_string(&j, "cpu_level", cpu_level_name(b->session.info.cpu_level));
-        json_string(&j, "activations", activations_name(b->session.info.activations));
-        json_string(&j, "kv", kv_format_name(b->set.kv));
-        json_uint(&j, "threads", stats.threads);
-        json_uint(&j, "repeats", b->repeats);
-        json_open(&j, "loads", '[');
-    } else {
-        printf("%s, %s, %u threads, medians of %u\n\n", b->session.info.name,
-               cpu_level_name(b->session.info.cpu_level), stats.threads, (unsigned)b->repeats);
-        printf("%-28s %12s %14s %14s %12s\n", "", "prompt tok/s", "generated t/s",
-               "first token ms", "blocks used");
+    for (size_t i = 0; i < BENCH_CASES && code == EXIT_DONE; i++) {
+        bench_result *r = &b->results[i];
+        if (!r->wanted || (r->spec->kind == BENCH_START) != start) continue;
+        if (interrupted()) return EXIT_INTERRUPTED;
+        if (runs(r, start)) code = bench_run_case(b, r);
+        progress_end();
+        if (code == EXIT_DONE && !b->json) print_result(r);
     }
-    for (size_t i = 0; i < COUNT(loads) && code == EXIT_DONE; i++)
-        code = run_load(b, &j, &loads[i]);
-    if (b->json) {
-        json_close(&j, ']');
-        json_close(&j, '}');
-        json_line(&j);
+    return code;
+}
+
+static int measure_all(bench *b)
+{
+    int code = session_open_model(&b->session, b->path, &b->set);
+    if (code == EXIT_DONE) code = look_at_model(b);
+    if (code != EXIT_DONE) return code;
+    look_at_machine(b);
+    if (interrupted()) return EXIT_INTERRUPTED;
+    choose_cases(b);
+    if (!b->json) print_head(b);
+    code = open_largest_pool(b);
+    if (code == EXIT_DONE) code = run_cases(b, false);
+    session_close(&b->session);
+    if (code == EXIT_DONE) code = run_cases(b, true);
+    return code;
+}
+
+static void drop_everything(bench *b)
+{
+    for (size_t i = 0; i < BENCH_SEQUENCES_MAX; i++) {
+        kvp_seq_destroy(b->seqs[i]);
+        kvp_seq_destroy(b->prompts[i]);
     }
+    session_close(&b->session);
+    free(b->gaps.items);
+}
+
+static int bench_model(bench *b)
+{
+    page p = {NULL, false};
+    int code = page_open(&p, b->html);
+    if (code != EXIT_DONE) return code;
+    code = measure_all(b);
+    if (code == EXIT_DONE && b->json) print_json(b);
+    if (code == EXIT_DONE) code = page_write(&p, b);
+    page_close(&p, b->html);
+    drop_everything(b);
     return code;
 }
 
 int command_bench(int argc, char **argv)
 {
     static bench b;
+    choice names[BENCH_CASES + 1] = {{NULL, 0}};
     option engine[ENGINE_OPTIONS];
     const option own[] = {
+        {.name = "case", .kind = OPTION_LIST, .value = &b.names, .argument = "NAME",
+         .help = "only this case; may be given several times", .choices = names},
+        {.name = "list", .kind = OPTION_FLAG, .value = &b.list, .help = "list the cases"},
+        {.name = "repeats", .kind = OPTION_NUMBER, .value = &b.repeats, .argument = "N",
+         .help = "runs of each case; default: 3", .least = 1, .most = BENCH_REPEATS_MAX},
         {.name = "repeat", .kind = OPTION_NUMBER, .value = &b.repeats, .argument = "N",
-         .help = "runs of each load; default: 3", .least = 1, .most = REPEATS_MAX},
+         .help = "the same", .least = 1, .most = BENCH_REPEATS_MAX},
         {.name = "json", .kind = OPTION_FLAG, .value = &b.json, .help = "as JSON"},
+        {.name = "html", .kind = OPTION_TEXT, .value = &b.html, .argument = "FILE",
+         .help = "also write a page with the table and plots"},
         {.name = NULL}};
     const option_group groups[] = {{"options", own}, {"engine", engine}, {NULL, NULL}};
     const usage u = {"bench MODEL",
                      "Measures reading and generating speed. Nothing else should be running.\n",
-                     groups, 1, 1};
+                     groups, 0, 1};
     arguments args;
     int code;
 
+    for (size_t i = 0; i < BENCH_CASES; i++) names[i].name = bench_cases[i].name;
     b.repeats = 3;
     settings_engine(&b.set, engine);
     if (!options_read(&u, argc, argv, &args, &code)) return code;
+    if (b.list) return list_cases();
+    if (!args.n) {
+        fprintf(stderr, "kvpage bench: an argument is missing (usage: kvpage %s)\n", u.line);
+        return EXIT_USAGE;
+    }
+    b.path = args.items[0];
     interrupt_setup(false);
-    if (!b.set.context) b.set.context = PROMPT_MAX + 256;
-    code = session_open(&b.session, args.items[0], &b.set, 4);
-    if (code == EXIT_DONE) code = run_all(&b);
-    drop_sequences(&b);
-    session_close(&b.session);
-    return code;
+    return bench_model(&b);
 }

@@ -4,9 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Bytes of the well-formed character at p, 0 if there is none (surrogates and overlong forms are
- * none). */
-static size_t utf8_length(const unsigned char *p, size_t left)
+size_t utf8_length(const unsigned char *p, size_t left)
 {
     uint32_t least, code;
     size_t n;

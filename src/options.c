@@ -126,9 +126,17 @@ static int wrong_choice(const usage *u, const option *o, const char *text)
     return EXIT_USAGE;
 }
 
+static const choice *choice_named(const option *o, const char *text)
+{
+    for (const choice *c = o->choices; c->name; c++)
+        if (!strcmp(c->name, text)) return c;
+    return NULL;
+}
+
 static int set_list(const usage *u, const option *o, const char *text)
 {
     text_list *list = o->value;
+    if (o->choices && !choice_named(o, text)) return wrong_choice(u, o, text);
     if (list->n == LIST_MAX) return wrong(u, "--%s: given too often ('%s')", o->name, text);
     list->items[list->n++] = text;
     return EXIT_DONE;
@@ -158,9 +166,8 @@ static int set(const usage *u, const option *o, const char *text)
     case OPTION_LIST:
         return set_list(u, o, text);
     case OPTION_CHOICE: {
-        const choice *c = o->choices;
-        while (c->name && strcmp(c->name, text)) c++;
-        if (!c->name) return wrong_choice(u, o, text);
+        const choice *c = choice_named(o, text);
+        if (!c) return wrong_choice(u, o, text);
         *(uint32_t *)o->value = c->value;
         break;
     }

@@ -30,7 +30,7 @@ typedef enum option_kind {
     OPTION_REAL,   /* float, least to most */
     OPTION_TEXT,   /* const char * */
     OPTION_CHOICE, /* uint32_t, the value of a named choice */
-    OPTION_LIST    /* text_list: may be given several times */
+    OPTION_LIST    /* text_list: may be given several times; of `choices` if there are any */
 } option_kind;
 
 typedef struct choice {
@@ -112,6 +112,9 @@ void json_int(json *j, const char *key, int64_t value);
 void json_real(json *j, const char *key, double value); /* null if not finite */
 void json_bool(json *j, const char *key, bool value);
 void json_line(json *j); /* ends the line and flushes */
+/* Bytes of the well-formed UTF-8 character at p, 0 if there is none (surrogates and overlong forms
+ * are none). */
+size_t utf8_length(const unsigned char *p, size_t left);
 
 /* --- session.c --- */
 
