@@ -35,9 +35,11 @@ void kvp__loop_push_token(kvp__loop *l, kvp__sequence *s, const kvp__sampled *sa
     e->position = s->seq.length - 1;
     e->logprob = sampled->logprob;
     e->n_top = sampled->n_top;
-    size_t top = (size_t)e->index * KVP__SAMPLE_MAX_TOP;
-    memcpy(s->ring.top_tokens + top, sampled->top_tokens, e->n_top * sizeof(int32_t));
-    memcpy(s->ring.top_logprobs + top, sampled->top_logprobs, e->n_top * sizeof(float));
+    if (e->n_top) {
+        size_t top = (size_t)e->index * KVP__SAMPLE_MAX_TOP;
+        memcpy(s->ring.top_tokens + top, sampled->top_tokens, e->n_top * sizeof(int32_t));
+        memcpy(s->ring.top_logprobs + top, sampled->top_logprobs, e->n_top * sizeof(float));
+    }
     e->text_bytes = (uint32_t)bytes;
     memcpy(kvp__ring_text(&s->ring, e->index), text, bytes);
     pause_if_full(l, s);

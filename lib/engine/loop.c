@@ -225,9 +225,11 @@ kvp_status kvp__loop_add(kvp__loop *l, kvp__sequence *s, kvp_error *err)
     if (s->ring.has_ending)
         return kvp__fail(err, KVP_ERR_STATE, "take the ending of its last add first");
     if (s->seq.length == 0) return kvp__fail(err, KVP_ERR_STATE, "the sequence has no token");
+    kvp_status st = kvp__ring_reserve(&s->ring, hooks_of(l), s->settings->sampler.top_logprobs, err);
+    if (st != KVP_OK) return st;
     uint64_t generated = s->generated;
     s->generated = 0;
-    kvp_status st = kvp__sched_add(&l->sched, &s->entry, kvp__sequence_max_length(s), err);
+    st = kvp__sched_add(&l->sched, &s->entry, kvp__sequence_max_length(s), err);
     if (st != KVP_OK) {
         s->generated = generated;
         return st;

@@ -5,31 +5,45 @@
 
 #include <string.h>
 
-kvp_status kvp__ring_init(kvp__ring *r, const kvp__hooks *h, void *owner, uint32_t capacity,
-                          uint32_t text_unit, kvp_error *err)
+void kvp__ring_init(kvp__ring *r, void *owner, uint32_t capacity, uint32_t text_unit)
 {
     memset(r, 0, sizeof *r);
-    size_t n = (size_t)capacity + 1, top = n * KVP__SAMPLE_MAX_TOP;
-    size_t slots = n * sizeof *r->slots;
-    r->bytes = slots + top * (sizeof(int32_t) + sizeof(float)) + n * text_unit;
-    r->memory = kvp__alloc(h, r->bytes);
-    if (!r->memory) {
-        r->bytes = 0;
-        return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for %u events", (unsigned)capacity);
-    }
-    r->slots = r->memory;
-    r->top_tokens = (int32_t *)(void *)((char *)r->memory + slots);
-    r->top_logprobs = (float *)(void *)(r->top_tokens + top);
-    r->text = (char *)(r->top_logprobs + top);
     r->owner = owner;
     r->capacity = capacity;
     r->text_unit = text_unit;
-    return KVP_OK;
+}
+
+static size_t event_bytes(const kvp__ring *r)
+{
+    return ((size_t)r->capacity + 1) * (sizeof *r->slots + r->text_unit);
+}
+
+static size_t top_bytes(const kvp__ring *r)
+{
+    size_t each = KVP__SAMPLE_MAX_TOP * (sizeof *r->top_tokens + sizeof *r->top_logprobs);
+    return ((size_t)r->capacity + 1) * each;
+}
+
+kvp_status kvp__ring_reserve(kvp__ring *r, const kvp__hooks *h, uint32_t top, kvp_error *err)
+{
+    size_t n = (size_t)r->capacity + 1;
+    if (!r->slots) {
+        r->slots = kvp__alloc(h, event_bytes(r));
+        if (r->slots) r->text = (char *)(r->slots + n);
+    }
+    if (r->slots && top && !r->top_tokens) {
+        r->top_tokens = kvp__alloc(h, top_bytes(r));
+        if (r->top_tokens)
+            r->top_logprobs = (float *)(void *)(r->top_tokens + n * KVP__SAMPLE_MAX_TOP);
+    }
+    if (r->slots && (!top || r->top_tokens)) return KVP_OK;
+    return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for %u events", (unsigned)r->capacity);
 }
 
 void kvp__ring_fini(kvp__ring *r, const kvp__hooks *h)
 {
-    kvp__free(h, r->memory, r->bytes);
+    kvp__free(h, r->slots, event_bytes(r));
+    kvp__free(h, r->top_tokens, top_bytes(r));
     memset(r, 0, sizeof *r);
 }
 

@@ -1,10 +1,11 @@
 /*
  * The events of one sequence that the host has not taken, and whose turn it is.
  *
- * A ring is made with the sequence and never grows: so many slots for tokens and the like, and one more
- * that only an ending may use. When no slot is left the sequence pauses, and nobody else. The text of
- * a slot has a fixed place in the ring's arena, large enough for any token of the vocabulary and what
- * a text stream may have held back.
+ * A ring never grows: so many slots for tokens and the like, and one more that only an ending may use.
+ * When no slot is left the sequence pauses, and nobody else. The text of a slot has a fixed place, large
+ * enough for any token of the vocabulary and what a text stream may have held back. A ring takes its
+ * memory when its sequence first joins a batch, and room for alternatives when they are first asked
+ * for: forks that wait cost little, and a step allocates nothing.
  */
 #ifndef KVP_ENGINE_RING_H
 #define KVP_ENGINE_RING_H
@@ -35,16 +36,17 @@ typedef struct kvp__ring {
     char *text;          /* [capacity + 1][text_unit] */
     int32_t *top_tokens; /* [capacity + 1][KVP__SAMPLE_MAX_TOP] */
     float *top_logprobs;
-    size_t bytes;
-    void *memory;
 } kvp__ring;
 
 typedef struct kvp__ring_queue {
     kvp__ring *head, *tail;
 } kvp__ring_queue;
 
-kvp_status kvp__ring_init(kvp__ring *r, const kvp__hooks *h, void *owner, uint32_t capacity,
-                          uint32_t text_unit, kvp_error *err);
+/* Takes no memory. */
+void kvp__ring_init(kvp__ring *r, void *owner, uint32_t capacity, uint32_t text_unit);
+/* Memory for events, and for `top` alternatives each, where there is none yet. NO_MEMORY: the events
+ * that are there stay. */
+kvp_status kvp__ring_reserve(kvp__ring *r, const kvp__hooks *h, uint32_t top, kvp_error *err);
 void kvp__ring_fini(kvp__ring *r, const kvp__hooks *h);
 
 /* Slots left for other events than the ending. */

@@ -133,6 +133,8 @@ kvp_status kvp__sequence_set_sampling(kvp__sequence *s, const kvp_sampling *in, 
     if (st == KVP_OK) st = settings_make(&t, s->cache, &o, err);
     if (st != KVP_OK) return st;
     if (wants_logits(s, t)) st = take_logits(s->cache, &s->logits, err);
+    if (st == KVP_OK && s->entry.in_batch)
+        st = kvp__ring_reserve(&s->ring, hooks_of(s->cache), t->sampler.top_logprobs, err);
     if (st != KVP_OK) {
         kvp__settings_release(s->cache, t);
         return st;
@@ -230,9 +232,7 @@ static uint32_t text_unit(const kvp__cache *c)
 static kvp_status join(kvp__sequence *s, uint32_t ring, int32_t priority, kvp_error *err)
 {
     kvp__cache *c = s->cache;
-    kvp_status st = kvp__ring_init(&s->ring, hooks_of(c), s, ring ? ring : DEFAULT_RING,
-                                   text_unit(c), err);
-    if (st != KVP_OK) return st;
+    kvp__ring_init(&s->ring, s, ring ? ring : DEFAULT_RING, text_unit(c));
     s->shell = kvp__shell_make(&c->model->origin, KVP__KIND_SEQ, s, &c->domain);
     if (!s->shell)
         return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a sequence's handle");
