@@ -70,19 +70,28 @@ double bench_share(const bench_measure *m)
     return m->less_is_better ? m->limit / median : median / m->limit;
 }
 
+const char *bench_count(char buffer[32], uint64_t value)
+{
+    char digits[32], *out = buffer;
+    size_t n = (size_t)snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
+    for (size_t i = 0; i < n; i++) {
+        if (i && (n - i) % 3 == 0) *out++ = ',';
+        *out++ = digits[i];
+    }
+    *out = 0;
+    return buffer;
+}
+
 const char *bench_number(char buffer[32], double value)
 {
-    if (value >= 999.5) {
-        char digits[32], *out = buffer;
-        size_t n = (size_t)snprintf(digits, sizeof digits, "%.0f", value);
-        for (size_t i = 0; i < n && out < buffer + 30; i++) {
-            if (i && (n - i) % 3 == 0) *out++ = ',';
-            *out++ = digits[i];
-        }
-        *out = 0;
-    } else {
-        snprintf(buffer, 32, value >= 9.95 ? "%.1f" : "%.2f", value);
-    }
+    if (value >= 999.5 && value < 1e18) return bench_count(buffer, (uint64_t)(value + 0.5));
+    snprintf(buffer, 32, value >= 9.95 ? "%.1f" : "%.2f", value);
+    return buffer;
+}
+
+const char *bench_percent(char buffer[32], double share)
+{
+    snprintf(buffer, 32, share >= 0.095 ? "%.0f %%" : "%.1f %%", share * 100);
     return buffer;
 }
 
@@ -114,7 +123,7 @@ static void cut_to_context(const bench *b, bench_result *r)
     if (!over || over + spec->shortest > *length) return;
     *length -= over;
     snprintf(r->note, sizeof r->note, "%s tokens here, which is what the context allows",
-             bench_number(now, (double)*length));
+             bench_count(now, *length));
 }
 
 static void check_context(const bench *b, bench_result *r)
@@ -122,8 +131,8 @@ static void check_context(const bench *b, bench_result *r)
     char needed[32], context[32];
     if (bench_case_length(r) <= b->context) return;
     leave_out(r, "needs a context of %s tokens; there are %s",
-              bench_number(needed, (double)bench_case_length(r)),
-              bench_number(context, (double)b->context));
+              bench_count(needed, bench_case_length(r)),
+              bench_count(context, b->context));
 }
 
 static uint64_t blocks_of(const bench *b, const bench_result *r)
@@ -192,7 +201,7 @@ static void print_measure(const bench_result *r, const bench_measure *m)
              bench_number(most, bench_most(m)));
     if (m->limit > 0) {
         bench_number(limit, m->limit);
-        snprintf(share, sizeof share, "%.0f %%", bench_share(m) * 100);
+        bench_percent(share, bench_share(m));
     }
     printf("%-12s %10s %-5s %19s %9s %6s  %s\n", m == r->measures ? r->spec->name : "",
            bench_number(median, bench_median(m)), m->unit, spread, limit, share,

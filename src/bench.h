@@ -114,6 +114,8 @@ double bench_most(const bench_measure *m);
 double bench_share(const bench_measure *m);
 /* "1,702", "31.4", "0.52": into the caller's buffer, which is returned. */
 const char *bench_number(char buffer[32], double value);
+const char *bench_count(char buffer[32], uint64_t value); /* "512", "8,000" */
+const char *bench_percent(char buffer[32], double share); /* "92 %", "0.4 %" */
 const char *bench_model_name(const bench *b);
 
 /* --- bench_run.c --- */

@@ -168,8 +168,8 @@ static void write_measure(const bench_result *r, const bench_measure *m, FILE *o
     fprintf(out, "<td>%s to %s</td>", bench_number(a, bench_least(m)),
             bench_number(c, bench_most(m)));
     if (m->limit > 0)
-        fprintf(out, "<td>%s</td><td>%.0f %%</td>", bench_number(a, m->limit),
-                bench_share(m) * 100);
+        fprintf(out, "<td>%s</td><td>%s</td>", bench_number(a, m->limit),
+                bench_percent(c, bench_share(m)));
     else
         fputs("<td>none</td><td>-</td>", out);
     fputs("</tr>\n", out);
@@ -436,7 +436,7 @@ static void write_gaps(const bench *b, const bench_result *r, FILE *out)
     p = plot_of(g);
     y = plot_y(&p, g->p99_ms);
     bench_number(p99, g->p99_ms);
-    bench_number(tokens, (double)r->long_prompt);
+    bench_count(tokens, r->long_prompt);
     bench_number(seconds, g->end_ms / 1e3);
     open_figure(out, "gaps", "Gaps between tokens while a long prompt comes in", "", GAPS_HEIGHT);
     fprintf(out, "%u sequences generate; a prompt of %s tokens arrives at 0 seconds and has been read "

@@ -185,10 +185,11 @@ class Vllm:
         about = os.stat(model)
         mark = f"{os.path.abspath(model)} {about.st_size} {about.st_mtime_ns}"
         folder = cache("checkpoint-" + hashlib.sha256(mark.encode()).hexdigest()[:16])
-        if not os.path.exists(os.path.join(folder, "config.json")):
+        if not os.path.exists(folder):
             print(f"making a float checkpoint of {os.path.basename(model)}", file=sys.stderr)
-            run([self.python, os.path.join(HERE, "make_checkpoint.py"), model, folder],
+            run([self.python, os.path.join(HERE, "make_checkpoint.py"), model, folder + ".part"],
                 "make_checkpoint.py")
+            os.rename(folder + ".part", folder)
         return folder
 
     def command(self, case, threads):
