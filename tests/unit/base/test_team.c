@@ -280,7 +280,8 @@ static void cancelled_programs_end(void **s)
     kvp__program_init(&cancelled_program, ph, 2, note_done, &ran);
     kvp__team_start(t, &cancelled_program);
     wait_over(&cancelled_program);
-    assert_in_range(atomic_load(&ran), 1003, 1005);
+    /* The one that cancels has run; one taken before may look late and be passed over. */
+    assert_in_range(atomic_load(&ran), 1001, 1005);
     assert_true(kvp__team_release(t));
 }
 
