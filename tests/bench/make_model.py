@@ -89,7 +89,8 @@ def main():
     for name, outputs, inputs in matrices(vocabulary):
         row = inputs // per_block * block_bytes
         if kind == "f16":
-            writer.add_tensor_info(name, (outputs, inputs), numpy.dtype(numpy.float16), outputs * row)
+            writer.add_tensor_info(name, (outputs, inputs), numpy.dtype(numpy.float16),
+                                   outputs * row)
         else:
             writer.add_tensor_info(name, (outputs, row), numpy.dtype(numpy.uint8), outputs * row,
                                    raw_dtype=ggml_type)

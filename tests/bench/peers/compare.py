@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,10 @@ import cases
 import limits
 import peers
 from process import Failed, Process
+
+
+# Before each turn: threads of the engine that was asked last may still spin.
+SETTLE_SECONDS = 0.3
 
 
 class Engine:
@@ -87,6 +92,7 @@ def in_turns(case, engines, rounds, threads, left_out):
     def turn(engine, way, keep):
         try:
             engine.start(question, threads)
+            time.sleep(SETTLE_SECONDS)
             answer = engine.ask(way)
             if keep:
                 answers.setdefault(engine, {}).setdefault(way, []).append(answer)
@@ -155,11 +161,12 @@ def busy(engine, rounds, threads):
             spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
             try:
                 os.sched_setaffinity(spinner.pid, {core})
-                time.sleep(0.3)
+                time.sleep(SETTLE_SECONDS)
                 disturbed.append(both.ask("decode")["value"])
             finally:
                 spinner.kill()
                 spinner.wait()
+            time.sleep(SETTLE_SECONDS)
             alone.append(fewer.ask("decode")["value"])
     except Failed as e:
         sys.exit(f"kvpage in busy: {e}")
@@ -241,15 +248,15 @@ def print_row(row, names, shared_processes):
     values = [number(row["medians"].get(name)) for name in names]
     share = "-" if row["share"] is None else f"{100 * row['share']:.0f} %"
     print(f"{row['case']:16} {row['unit']:9}" + "".join(f"{v:>11}" for v in values) +
-          f"{number(row['ratio']):>8}{number(row['wanted']):>8}{number(row['limit']):>9}{share:>7}" +
-          (" missed" if row["missed"] else ""))
+          f"{number(row['ratio']):>8}{number(row['wanted']):>8}{number(row['limit']):>9}" +
+          f"{share:>7}" + (" missed" if row["missed"] else ""))
     spread = "; ".join(f"{name} {number(min(v))}-{number(max(v))}"
                        for name, v in row["samples"].items())
     state = row["machine"]
     print(f"    rounds: {spread}")
-    print(f"    machine: ping {number(state['ping_ns'])} ns, reads {number(state['read_gb_s'])} then "
-          f"{number(state['read_gb_s_after'])} GB/s, floats {number(state['float_gop_s'])}, bytes "
-          f"{number(state['byte_gop_s'])} Gop/s" +
+    print(f"    machine: ping {number(state['ping_ns'])} ns, reads {number(state['read_gb_s'])} "
+          f"then {number(state['read_gb_s_after'])} GB/s, floats {number(state['float_gop_s'])}, "
+          f"bytes {number(state['byte_gop_s'])} Gop/s" +
           (f"; the limit is {row['bound_by']}" if row["limit"] else ""))
     if row["wanted_share"]:
         print(f"    wanted share: {100 * row['wanted_share']:.0f} %")
@@ -333,6 +340,7 @@ def chosen_cases(a, facts, left_out):
 
 def main():
     a = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are ended
     left_out, rows, missed = [], [], False
     os.makedirs("build", exist_ok=True)
     if a.model_t:
@@ -358,8 +366,8 @@ def main():
             rows += found
             if "blocks_over_ideal" in last:
                 over, n = last["blocks_over_ideal"], last["sequences"]
-                print(f"    KV memory: {over} blocks over the ideal, {n} sequences (wanted: at most "
-                      "one each)")
+                print(f"    KV memory: {over} blocks over the ideal, {n} sequences "
+                      "(wanted: at most one each)")
                 missed |= over > n
     finally:
         for engine in engines:

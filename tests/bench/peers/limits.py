@@ -1,10 +1,10 @@
-"""What the machine allows at most in each case: bytes over the read bandwidth, or multiply-adds over
-their peak rate, whichever takes longer.
+"""What the machine allows at most in each case: bytes over the read bandwidth, or multiply-adds
+over their peak rate, whichever takes longer.
 
-Weights count as they lie in the file, keys and values with 16 bits each, and nothing is read twice in
-a step. Products with quantised weights run at the peak of bytes, the others and attention at that of
-floats; what an engine computes beside them (norms, scales, activations) is not counted, so no engine
-reaches the limit of a case with many rows.
+Weights count as they lie in the file, keys and values with 16 bits each, and nothing is read twice
+in a step. Products with quantised weights run at the peak of bytes, the others and attention at
+that of floats; what an engine computes beside them (norms, scales, activations) is not counted, so
+no engine reaches the limit of a case with many rows.
 """
 
 
@@ -61,7 +61,8 @@ class Limits:
         """(value, what bounds it) in the case's own unit, or None."""
         steps = {  # sequences, depth in the middle of what is timed, shared
             "decode": (1, 16 + 24, 0), "decode-1": (1, 16 + 24, 0), "decode-7900": (1, 7912, 0),
-            "16x128": (16, 128 + 14, 0), "32x512": (32, 512 + 14, 0), "32-shared": (32, 2048 + 15, 2048),
+            "16x128": (16, 128 + 14, 0), "32x512": (32, 512 + 14, 0),
+            "32-shared": (32, 2048 + 15, 2048),
         }
         if case in steps:
             seconds, why = self.step(*steps[case])
@@ -69,7 +70,7 @@ class Limits:
         if case == "prefill-512":
             seconds, why = self.prompt(512)
             return 512 / seconds, why
-        if case in ("mixed", "mixed-short"):  # the rows of the others cost about what the prompt's do
+        if case in ("mixed", "mixed-short"):  # a row of the others costs about one of the prompt
             n = 8000 if case == "mixed" else 1000
             seconds, why = self.prompt(n)
             return n / seconds, why

@@ -49,7 +49,7 @@ class Process:
         return lines[-1] if lines else "no answer"
 
     def peak_mib(self):
-        """The most that was resident, its children's added (they may have peaked at other times)."""
+        """The most that was resident, children added (they may have peaked at other times)."""
         total = 0
         for pid in family(self.process.pid):
             try:

@@ -11,5 +11,6 @@ sh "$tools/need.sh" venv
 # llama.cpp is built here, and vLLM compiles its kernels: without a compiler they are left out.
 sh "$tools/need.sh" cxx || true
 [ -n "${MODEL:-}" ] || MODEL=$(sh "$tools/fetch.sh" smollm2)
+export PYTHONDONTWRITEBYTECODE=1
 # shellcheck disable=SC2086
 exec python3 "$here/compare.py" "$bench" "$MODEL" ${PEER_OPTIONS:-} "$@"

@@ -4,7 +4,7 @@ A driver gives serve() an engine with three methods:
 
     add(key, tokens)    a greedy sequence without an end token; key is a number, never used twice
     step()              one step; a list of (key, how many tokens it gave)
-    drop(keys)          ends these sequences; their KV may stay for later prompts with that beginning
+    drop(keys)          ends these sequences; their KV may stay, for later prompts that begin so
 
 Prompts, warm-up steps and what is timed are those of ../bench_engine.c: see its first comment.
 """
@@ -100,7 +100,7 @@ class Workload:
         return self.rate(WARM_STEPS, MULTI_STEPS)
 
     def shared(self):
-        """The prompt goes first alone: not every peer finds a prefix that is still being computed."""
+        """The prompt goes first alone: a peer may not find what is still being computed."""
         common = [token_at(i) for i in range(SHARED)]
         number = self.number
         self.add(common)
