@@ -326,6 +326,45 @@ static void it_works_without_an_fd_too(void **state)
     rig_close(&r);
 }
 
+/* A clock that wakes the batch up whenever the library looks at it. */
+typedef struct alarm_clock {
+    kvp_batch *batch;
+    unsigned rung;
+} alarm_clock;
+
+static uint64_t look_and_wake(void *user)
+{
+    alarm_clock *c = user;
+    if (c->batch && kvp_wakeup(c->batch) == KVP_OK) c->rung++;
+    return 1000;
+}
+
+/* What rings while a step is at work was not seen by that step: the fd must still be readable. */
+static void a_wakeup_during_a_step_is_kept(void **state)
+{
+    (void)state;
+    alarm_clock clock = {0};
+    kvp_layer_group group = {.layers = 1, .kv_heads = 1, .key_dim = 8, .value_dim = 8,
+                             .query_heads = 1};
+    kvp_geometry g = {.size = sizeof g, .n_groups = 1, .groups = &group};
+    kvp_hooks hooks = {.size = sizeof hooks, .user = &clock, .clock = look_and_wake};
+    kvp_model_options mo = {.size = sizeof mo, .hooks = &hooks};
+    rig r = {0};
+    assert_int_equal(kvp_model_create(&g, &mo, &r.model, NULL), KVP_OK);
+    assert_int_equal(kvp_pool_create(r.model, NULL, &r.pool, NULL), KVP_OK);
+    assert_int_equal(kvp_batch_create(r.pool, NULL, &r.batch, NULL), KVP_OK);
+    assert_int_equal(kvp_step(r.batch), KVP_DONE);
+    assert_false(rig_readable(&r));
+    clock.batch = r.batch;
+    assert_int_equal(kvp_step(r.batch), KVP_DONE);
+    clock.batch = NULL;
+    assert_true(clock.rung > 0);
+    assert_true(rig_readable(&r));
+    assert_int_equal(kvp_step(r.batch), KVP_DONE);
+    assert_false(rig_readable(&r));
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -342,6 +381,7 @@ int main(void)
         cmocka_unit_test(a_signal_handler_may_wake),
         cmocka_unit_test(a_signal_alone_ends_a_wait),
         cmocka_unit_test(a_wait_ends_in_time),
+        cmocka_unit_test(a_wakeup_during_a_step_is_kept),
         cmocka_unit_test(it_works_without_an_fd_too),
     };
     return cmocka_run_group_tests_name("loop: fd", tests, NULL, NULL);
