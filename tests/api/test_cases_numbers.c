@@ -220,11 +220,56 @@ static void case_b113(void **state)
     }
 }
 
+/* With a seed, a token is drawn by its position alone: not by how the prompt was cut, whether it was
+ * found in the cache, nor by who else is there. */
+static void own_seeded_draws(void **state)
+{
+    (void)state;
+    enum { PROMPT = 50, DRAWN = 24 };
+    int32_t tokens[PROMPT], want[DRAWN];
+    world_tokens(tokens, PROMPT, 5, 64);
+    static const uint32_t chunks[] = {64, 1, 7, 33, 64};
+    bool first = true;
+    for (unsigned k = 0; k < sizeof chunks / sizeof *chunks; k++) {
+        kvp_pool *p = world_pool(model, 64, 16);
+        kvp_batch *b = world_batch(p, &(kvp_batch_options){.size = sizeof(kvp_batch_options),
+                                                           .token_budget = 64,
+                                                           .chunk_tokens = chunks[k]});
+        for (int turn = 0; turn < 2; turn++) { /* the second finds the prompt in the cache */
+            kvp_sampling sampling = {.size = sizeof sampling, .mode = KVP_SAMPLE_LIBRARY,
+                                     .temperature = 3.0f, .seed = 99};
+            kvp_seq_options o = {.size = sizeof o, .max_tokens = DRAWN, .sampling = &sampling,
+                                 .eos = KVP_EOS_IGNORE};
+            static world_out out[2];
+            memset(out, 0, sizeof out);
+            kvp_seq *s = NULL, *other = world_seq(p, tokens + k, 20, 1, KVP_SAMPLE_LIBRARY, k + 1);
+            assert_int_equal(kvp_seq_create(p, &o, &s, NULL), KVP_OK);
+            assert_int_equal(kvp_seq_append(s, tokens, PROMPT), KVP_OK);
+            assert_int_equal(kvp_batch_add(b, s), KVP_OK);
+            if (k % 2) assert_int_equal(kvp_batch_add(b, other), KVP_OK);
+            world_run(b, out);
+            assert_int_equal(out[0].tokens, DRAWN);
+            if (turn) assert_true(out[0].usage.cached > 0);
+            if (first) memcpy(want, out[0].ids, sizeof want);
+            first = false;
+            assert_memory_equal(out[0].ids, want, sizeof want);
+            kvp_seq_destroy(s);
+            kvp_seq_destroy(other);
+        }
+        kvp_batch_destroy(b);
+        kvp_pool_destroy(p);
+    }
+    bool same = true; /* or nothing was drawn at all */
+    for (int i = 1; i < DRAWN; i++) same = same && want[i] == want[0];
+    assert_false(same);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(case_b83), cmocka_unit_test(case_b93), cmocka_unit_test(case_b107),
         cmocka_unit_test(case_b107_sequences), cmocka_unit_test(case_b113),
+        cmocka_unit_test(own_seeded_draws),
     };
     return cmocka_run_group_tests_name("api/cases_numbers", tests, open_model, close_model);
 }
