@@ -18,16 +18,16 @@
 #include <unistd.h>
 
 const bench_case bench_cases[BENCH_CASES] = {
-    {"prefill-512", "prompt of 512 tokens", BENCH_PREFILL, 1, 512, 1, 0, 0, false},
-    {"decode", "1 sequence", BENCH_DECODE, 1, 16, 48, 0, 0, false},
-    {"deep", "1 sequence at a depth of 7,900 tokens", BENCH_DECODE, 1, 0, 32, 7900, 128, false},
-    {"16x128", "16 sequences, prompts of 128", BENCH_DECODE, 16, 128, 24, 0, 0, false},
+    {"prefill-512", "reading a prompt of 512 tokens", BENCH_PREFILL, 1, 512, 1, 0, 0, false},
+    {"decode", "generating, 1 sequence", BENCH_DECODE, 1, 16, 48, 0, 0, false},
+    {"deep", "generating behind 7,900 tokens", BENCH_DECODE, 1, 0, 32, 7900, 128, false},
+    {"16x128", "16 sequences, own prompts of 128", BENCH_DECODE, 16, 128, 24, 0, 0, false},
     {"32-shared", "32 sequences over one prompt of 2,048", BENCH_DECODE, 32, 2048, 24, 0, 0, true},
     {"32-own", "32 sequences, own prompts of 512", BENCH_DECODE, 32, 512, 24, 0, 0, false},
-    {"mixed", "8 sequences while a prompt of 8,000 comes in", BENCH_MIXED, 8, 128, 512, 8000, 256,
+    {"mixed", "8 sequences, and a prompt of 8,000 comes in", BENCH_MIXED, 8, 128, 512, 8000, 256,
      false},
     {"overhead", "time outside the kernels, 32 sequences", BENCH_OVERHEAD, 32, 64, 32, 0, 0, false},
-    {"start", "opening the file to the first token, prompt of 64", BENCH_START, 1, 64, 1, 0, 0,
+    {"start", "opening the file to first token, prompt of 64", BENCH_START, 1, 64, 1, 0, 0,
      false},
 };
 
@@ -300,48 +300,38 @@ static void print_json(const bench *b)
 
 /* --- the page's file --- */
 
-/* Opened before anything is measured, and written when all is: what stood there stays until then,
- * and a file that was not there before goes away again if there is no page to put into it. */
-typedef struct page {
-    FILE *file; /* NULL: none wanted */
-    bool made;
-} page;
-
-static int page_open(page *p, const char *path)
+/* Tried before anything is measured, and written when all is. What stood there stays until then; a
+ * file that was not there is not left behind by a run that ends early, however it ends. */
+static int page_open(const bench *b, FILE **out)
 {
     int fd;
-    if (!path) return EXIT_DONE;
-    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    p->made = fd >= 0;
-    if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd >= 0) p->file = fdopen(fd, "w");
-    if (p->file) return EXIT_DONE;
-    fail_line("%s: %s", path, strerror(errno));
-    if (fd >= 0) close(fd);
-    return EXIT_FAILED;
+    if (!b->html) return EXIT_DONE;
+    fd = open(b->html, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0) {
+        close(fd);
+        unlink(b->html);
+        return EXIT_DONE;
+    }
+    fd = open(b->html, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return fail_line("%s: %s", b->html, strerror(errno));
+    *out = fdopen(fd, "w");
+    if (*out) return EXIT_DONE;
+    close(fd);
+    return fail_line("%s: no memory", b->html);
 }
 
-static int page_write(page *p, const bench *b)
+/* Closes `f`, which is NULL where the file is still to be made. */
+static int page_write(const bench *b, FILE *f)
 {
     struct stat st;
-    int fd;
     bool good;
-    if (!p->file) return EXIT_DONE;
-    fd = fileno(p->file);
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && ftruncate(fd, 0) != 0)
-        return fail_line("%s: %s", b->html, strerror(errno));
-    good = bench_html(b, p->file);
-    good = fclose(p->file) == 0 && good;
-    p->file = NULL;
-    if (!good) return fail_line("%s could not be written", b->html);
-    p->made = false; /* it stays */
-    return EXIT_DONE;
-}
-
-static void page_close(page *p, const char *path)
-{
-    if (p->file) fclose(p->file);
-    if (p->made) unlink(path);
+    if (!f) f = fopen(b->html, "w");
+    if (!f) return fail_line("%s: %s", b->html, strerror(errno));
+    good = fstat(fileno(f), &st) == 0 &&
+           (!S_ISREG(st.st_mode) || ftruncate(fileno(f), 0) == 0);
+    good = good && bench_html(b, f);
+    good = fclose(f) == 0 && good;
+    return good ? EXIT_DONE : fail_line("%s could not be written", b->html);
 }
 
 /* --- the order of things --- */
@@ -445,13 +435,13 @@ static void drop_everything(bench *b)
 
 static int bench_model(bench *b)
 {
-    page p = {NULL, false};
-    int code = page_open(&p, b->html);
+    FILE *page = NULL;
+    int code = page_open(b, &page);
     if (code != EXIT_DONE) return code;
     code = measure_all(b);
     if (code == EXIT_DONE && b->json) print_json(b);
-    if (code == EXIT_DONE) code = page_write(&p, b);
-    page_close(&p, b->html);
+    if (code == EXIT_DONE && b->html) code = page_write(b, page);
+    else if (page) fclose(page);
     drop_everything(b);
     return code;
 }

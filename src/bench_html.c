@@ -25,9 +25,10 @@ static const char style[] =
     "h2{font-size:1.15rem;margin:2.5rem 0 .75rem}\n"
     "p{margin:.5rem 0;max-width:44rem}\n"
     ".by{color:var(--soft);margin:0}\n"
-    ".facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:1px;margin:"
-    "1.75rem 0 0;background:var(--line);border:1px solid var(--line);border-radius:8px;"
-    "overflow:hidden}\n"
+    ".facts{display:grid;grid-template-columns:1fr;gap:1px;margin:1.75rem 0 0;"
+    "background:var(--line);border:1px solid var(--line);border-radius:8px;overflow:hidden}\n"
+    "@media (min-width:32rem){.facts{grid-template-columns:1fr 1fr}}\n"
+    "@media (min-width:56rem){.facts{grid-template-columns:repeat(4,1fr)}}\n"
     ".facts div{background:var(--card);padding:.6rem .9rem}\n"
     ".facts dt{color:var(--soft);font-size:.8125rem}\n"
     ".facts dd{margin:0;overflow-wrap:anywhere}\n"
@@ -94,22 +95,27 @@ static const char *title_of(const bench_result *r, const bench_measure *m)
 
 /* --- head --- */
 
+static const char *parameters(char buffer[32], uint64_t n)
+{
+    if (n >= 950000000u) snprintf(buffer, 32, "%.1f billion", (double)n / 1e9);
+    else if (n >= 1000000u) snprintf(buffer, 32, "%.3g million", (double)n / 1e6);
+    else bench_count(buffer, n);
+    return buffer;
+}
+
 static void write_model(const bench *b, FILE *out)
 {
     const kvp_model_info *i = &b->info;
-    char line[256], weights[32], count[32];
+    char line[256], part[32];
     const char *slash = strrchr(b->path, '/');
-    snprintf(line, sizeof line, "%s, %s parameters in %u layers", i->architecture,
-             i->parameters >= 950000000u
-                 ? (snprintf(count, sizeof count, "%.1f billion", (double)i->parameters / 1e9), count)
-                 : (snprintf(count, sizeof count, "%.3g million", (double)i->parameters / 1e6), count),
-             i->n_layers);
+    snprintf(line, sizeof line, "%s, %s parameters, %u layers", i->architecture,
+             parameters(part, i->parameters), i->n_layers);
     fact(out, "Model", line);
     fact(out, "File", slash ? slash + 1 : b->path);
-    snprintf(line, sizeof line, "%s read by each step", format_bytes(weights, b->weight_bytes));
+    snprintf(line, sizeof line, "%s read by each step", format_bytes(part, b->weight_bytes));
     fact(out, "Weights", line);
     snprintf(line, sizeof line, "%s, %s per token", kv_format_name(b->set.kv),
-             format_bytes(weights, i->kv_bytes_per_token * (b->set.kv == KVP_KV_F32 ? 2 : 1)));
+             format_bytes(part, i->kv_bytes_per_token * (b->set.kv == KVP_KV_F32 ? 2 : 1)));
     fact(out, "Keys and values", line);
 }
 
@@ -121,7 +127,7 @@ static void write_machine(const bench *b, FILE *out)
     snprintf(line, sizeof line, "%u, instruction set %s", (unsigned)b->threads,
              cpu_level_name(b->info.cpu_level));
     fact(out, "Threads", line);
-    snprintf(line, sizeof line, "%s GB/s read by these threads",
+    snprintf(line, sizeof line, "reads %s GB/s with these threads",
              bench_number(number, b->bandwidth / 1e9));
     fact(out, "Memory", b->bandwidth > 0 ? line : "bandwidth not measured");
     snprintf(line, sizeof line, "kvpage %u.%u.%u, %s activations", v >> 16, v >> 8 & 0xff, v & 0xff,
@@ -210,7 +216,8 @@ static axis axis_for(double most)
     axis a = {1, 1};
     if (!(most > 0)) return a;
     a.step = pow(10, floor(log10(most / 5)));
-    if (most / a.step > 12) a.step *= most / a.step > 25 ? 5 : 2;
+    if (most / a.step > 30) a.step *= 10;
+    else if (most / a.step > 12) a.step *= 5;
     else if (most / a.step > 6) a.step *= 2;
     a.top = ceil(most / a.step - 1e-9) * a.step;
     return a;
