@@ -66,13 +66,16 @@ LEVEL_FLAGS_5 := -march=armv8.2-a+dotprod
 
 # Under sanitizers the kernels, which are inlined into large functions, take gcc ten minutes a file
 # where their locals are watched too; without that, and with the checks of undefined behaviour in plain
-# C alone, which is the same source, seconds.
+# C alone, which is the same source, seconds. clang, for fuzzing, watches plain C only.
 ifneq (,$(SAN))
 LEVEL_SAN := -O1
 ifeq (,$(findstring clang,$(shell $(CC) --version 2>/dev/null)))
 LEVEL_SAN += -fno-var-tracking --param asan-stack=0 -fno-sanitize-address-use-after-scope
 LEVEL_SAN_2 := -fno-sanitize=undefined
 LEVEL_SAN_3 := -fno-sanitize=undefined
+else
+LEVEL_SAN_2 := -fno-sanitize=all
+LEVEL_SAN_3 := -fno-sanitize=all
 endif
 endif
 
