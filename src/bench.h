@@ -116,6 +116,8 @@ double bench_share(const bench_measure *m);
 const char *bench_number(char buffer[32], double value);
 const char *bench_count(char buffer[32], uint64_t value); /* "512", "8,000" */
 const char *bench_percent(char buffer[32], double share); /* "92 %", "0.4 %" */
+/* Whether some share is above 1: then a line must say how that can be. */
+bool bench_passes_limit(const bench *b);
 const char *bench_model_name(const bench *b);
 
 /* --- bench_run.c --- */

@@ -1,8 +1,9 @@
 /*
  * The page of `kvpage bench --html`: one file with everything in it, no script and nothing from a
- * network, so that it can be kept, mailed and printed. It is written as HTML that is well-formed XML
- * too. Every string from outside (model, CPU) goes through text(); plots are SVG, with a title and a
- * description for those who do not see them, and every figure in a plot stands in the table as well.
+ * network, so that it can be kept, mailed and printed. It is written as HTML that is well-formed
+ * XML too. Every string from outside (model, CPU) goes through text(); plots are SVG, with a title
+ * and a description for those who do not see them, and every figure in a plot stands in the table
+ * as well.
  */
 #include "bench.h"
 
@@ -184,7 +185,8 @@ static void write_measure(const bench_result *r, const bench_measure *m, FILE *o
 static void write_table(const bench *b, FILE *out)
 {
     fputs("<section>\n<h2 id=\"figures\">All figures</h2>\n"
-          "<div class=\"card\" role=\"region\" tabindex=\"0\" aria-labelledby=\"figures\">\n<table>\n"
+          "<div class=\"card\" role=\"region\" tabindex=\"0\" aria-labelledby=\"figures\">\n"
+          "<table>\n"
           "<caption>Limit: what the memory's read bandwidth allows, in the unit of the row. Share: "
           "how much of it was reached.</caption>\n"
           "<thead><tr><th scope=\"col\">Case</th><th scope=\"col\">Median</th>"
@@ -311,7 +313,10 @@ static void describe(const bars *c, const bench_result *r, const bench_measure *
     fprintf(w->out, ": %s %s. ", bench_number(a, bar_of(c, m).median), c->unit);
 }
 
-static double across(const canvas *w, double value) { return value / w->axis.top * (WIDTH - 2) + 1; }
+static double across(const canvas *w, double value)
+{
+    return value / w->axis.top * (WIDTH - 2) + 1;
+}
 
 static void draw_bar(const bars *c, const bench_result *r, const bench_measure *m, void *user)
 {
@@ -446,19 +451,20 @@ static void write_gaps(const bench *b, const bench_result *r, FILE *out)
     bench_count(tokens, r->long_prompt);
     bench_number(seconds, g->end_ms / 1e3);
     open_figure(out, "gaps", "Gaps between tokens while a long prompt comes in", "", GAPS_HEIGHT);
-    fprintf(out, "%u sequences generate; a prompt of %s tokens arrives at 0 seconds and has been read "
-                 "after %s seconds. Meanwhile 99 of 100 gaps are at most %s ms.</desc>\n",
+    fprintf(out, "%u sequences generate; a prompt of %s tokens arrives at 0 seconds and has been "
+                 "read after %s seconds. Meanwhile 99 of 100 gaps are at most %s ms.</desc>\n",
             (unsigned)r->sequences, tokens, seconds, p99);
     fprintf(out, "<rect class=\"during\" x=\"%.1f\" y=\"24\" width=\"%.1f\" height=\"%d\"/>\n",
             plot_x(&p, 0), plot_x(&p, g->end_ms) - plot_x(&p, 0), GAPS_HEIGHT - AXIS - 24);
     draw_plot_axes(&p, out);
     draw_points(g, &p, out);
     fprintf(out, "<path class=\"mark dashed\" fill=\"none\" d=\"M%.1f %.1fH%.1f\"/>"
-                 "<text class=\"marked end\" x=\"%.1f\" y=\"%.1f\">P99 %s ms</text>\n", plot_x(&p, 0),
-            y, plot_x(&p, g->end_ms), plot_x(&p, g->end_ms) - 6, y > 44 ? y - 7 : y + 16, p99);
+                 "<text class=\"marked end\" x=\"%.1f\" y=\"%.1f\">P99 %s ms</text>\n",
+            plot_x(&p, 0), y, plot_x(&p, g->end_ms), plot_x(&p, g->end_ms) - 6,
+            y > 44 ? y - 7 : y + 16, p99);
     snprintf(caption, sizeof caption,
-             "Each point: a token of one of the %u sequences, and how long after that sequence's last "
-             "one it came. Shaded: the prompt of %s tokens is being read. The last run of %u.",
+             "Each point: a token of one of the %u sequences, and how long after that sequence's "
+             "last one it came. Shaded: the prompt of %s tokens is being read. The last run of %u.",
              (unsigned)r->sequences, tokens, (unsigned)b->repeats);
     close_figure(out, caption);
 }
@@ -467,21 +473,17 @@ static void write_gaps(const bench *b, const bench_result *r, FILE *out)
 
 static void write_notes(const bench *b, FILE *out)
 {
-    bool above = false;
-    for (size_t i = 0; i < BENCH_CASES; i++)
-        for (size_t k = 0; b->results[i].done && k < b->results[i].n_measures; k++)
-            above = above || bench_share(&b->results[i].measures[k]) > 1;
     fputs("<section>\n<h2>How it was measured</h2>\n"
           "<p>Prompts are random tokens, and no run finds an earlier one's in the cache. Where "
           "sequences generate, their prompts were read before and only the steps afterwards are "
           "timed, all sequences together.</p>\n"
-          "<p>A step must read every weight once, and the keys and values of each sequence; a prompt "
-          "that sequences share counts once. These bytes over the read bandwidth, measured at the "
-          "beginning with as many threads, are the limit. Reading a prompt is bound by arithmetic, "
+          "<p>A step must read every weight once, and the keys and values of each sequence; a "
+          "prompt that sequences share counts once. These bytes over the read bandwidth, measured at "
+          "the beginning with as many threads, are the limit. Reading a prompt is bound by arithmetic, "
           "not by memory, and has none here.</p>\n", out);
-    if (above)
-        fputs("<p>More than 100 %: the model stayed in the CPU's cache in part, or something else ran "
-              "while the bandwidth was measured.</p>\n", out);
+    if (bench_passes_limit(b))
+        fputs("<p>More than 100 %: the model stayed in the CPU's cache in part, or something else "
+              "ran while the bandwidth was measured.</p>\n", out);
     fputs("</section>\n", out);
 }
 
@@ -491,7 +493,7 @@ bool bench_html(const bench *b, FILE *out)
                                "Bars: medians. Black or white lines: least to most of the runs. "
                                "Orange: the limit, where it is in range.", false};
     static const bars shares = {"shares", "Share of what the memory allows", "%",
-                                "100 %: bytes that must be read, at the bandwidth that was measured.",
+                                "100 %: bytes that must be read, at the bandwidth measured.",
                                 true};
     static const bars times = {"times", "Milliseconds", "ms", "Shorter is better.", false};
     static const bars outside = {"outside", "Time outside the kernels", "%",

@@ -3,8 +3,8 @@
  *
  * Prompts are random tokens, each under a salt of its own, so that no run finds the prefix of an
  * earlier one; end tokens are ignored, so that every run has the same work. Where only decoding is
- * timed the prompts are computed once and forked for each repeat: a fork copies nothing, and a fresh
- * token behind it makes every repeat generate something new.
+ * timed the prompts are computed once and forked for each repeat: a fork copies nothing, and a
+ * fresh token behind it makes every repeat generate something new.
  */
 #include "bench.h"
 
@@ -73,7 +73,8 @@ static double kv_bytes(const bench *b, uint64_t depth)
     return sum;
 }
 
-/* Bytes that a step of these sequences must read: the weights, each one's KV, a shared prompt once. */
+/* Bytes that a step of these sequences must read: the weights, each one's KV, a shared prompt
+ * once. */
 static double step_bytes(const bench *b, const bench_result *r, uint64_t depth)
 {
     double each = kv_bytes(b, depth), once = r->spec->shared ? kv_bytes(b, r->prompt) : 0;

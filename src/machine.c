@@ -1,9 +1,9 @@
 /*
  * The machine below a benchmark: its name, the memory that is left, and how fast it reads.
  *
- * The bandwidth is a limit that figures are held against, so the probe wants the most there is: plain
- * vector loads over a buffer that no cache holds, the best of a few passes. Decoding reads all weights
- * once per step, and nothing that runs on the same threads can read them faster.
+ * The bandwidth is a limit that figures are held against, so the probe wants the most there is:
+ * plain vector loads over a buffer that no cache holds, the best of many passes. Decoding reads all
+ * weights once per step, and nothing that runs on the same threads can read them faster.
  */
 #define _GNU_SOURCE
 #include "bench.h"
@@ -12,6 +12,7 @@
 #include <string.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/utsname.h>
 
 /* --- what the system tells --- */
 
@@ -19,7 +20,10 @@ void machine_cpu_name(char *out, size_t size)
 {
     char line[256];
     FILE *f = fopen("/proc/cpuinfo", "r");
+    struct utsname system;
     snprintf(out, size, "unknown CPU");
+    /* Arm's file has no name: then the architecture. */
+    if (uname(&system) == 0) snprintf(out, size, "%s CPU", system.machine);
     while (f && fgets(line, sizeof line, f)) {
         const char *value = strchr(line, ':');
         if (strncmp(line, "model name", 10) || !value) continue;
@@ -131,7 +135,7 @@ double machine_read_bandwidth(uint64_t threads)
     if (available && available < 2 * probe_bytes) return 0;
     buffer = mmap(NULL, probe_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffer == MAP_FAILED) return 0;
-    madvise(buffer, probe_bytes, MADV_HUGEPAGE); /* as large weights lie, where the system lets them */
+    madvise(buffer, probe_bytes, MADV_HUGEPAGE); /* as large weights may lie */
     for (uint64_t i = 0; i < n; i++)
         readers[i] = (reader){.from = buffer + i * part, .n = part};
     rate = best_pass(readers, n);

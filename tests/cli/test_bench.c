@@ -1,6 +1,6 @@
 /*
- * `kvpage bench` on tiny random models: every case runs or says why not, JSON and page are what they
- * should be, refusals come before anything is measured. No figure is judged.
+ * `kvpage bench` on tiny random models: every case runs or says why not, JSON and page are what
+ * they should be, refusals come before anything is measured. No figure is judged.
  */
 #define _GNU_SOURCE
 #include "cli.h"
@@ -139,7 +139,7 @@ static void what_does_not_fit_is_left_out(void **state)
     assert_true(has(c.out, "(469 tokens here, which is what the context allows)"));
     bench(cli_tiny(), "--repeats 1 --cache 40K --case 16x128 --case decode --json");
     if (not_json(c.out)) fail_msg("no JSON from here on: %s", not_json(c.out));
-    assert_true(has(strstr(c.out, "\"case\": \"16x128\""), "of KV cache; --cache allows 40.00 KiB"));
+    assert_true(has(strstr(c.out, "\"case\": \"16x128\""), "KV cache; --cache allows 40.00 KiB"));
     assert_true(json_number(strstr(c.out, "\"case\": \"decode\""), "median") > 0);
     bench(roomy(), "--repeats 1 --context 128 --case deep --case mixed");
     assert_true(has(c.out, "deep         left out: "));

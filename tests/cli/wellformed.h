@@ -4,8 +4,8 @@
 
 /* One JSON value and white space. */
 const char *not_json(const char *text);
-/* A document whose elements are all closed in order, with quoted attributes, known entities, and one
- * element outermost; a document type may come first. */
+/* A document whose elements are all closed in order, with quoted attributes, known entities, and
+ * one element outermost; a document type may come first. */
 const char *not_xml(const char *text);
 
 #endif
