@@ -328,6 +328,9 @@ static void draw_bar(const bars *c, const bench_result *r, const bench_measure *
     caps[1] = across(w, v.high);
     fprintf(w->out, "<text x=\"1\" y=\"%.0f\">", y + 16);
     text(w->out, title_of(r, m));
+    if (r->note[0])
+        fprintf(w->out, "<tspan class=\"soft\">  (here %s)</tspan>",
+                bench_count(a, r->long_prompt ? r->long_prompt : r->prompt));
     fprintf(w->out, "</text><text class=\"end\" x=\"%d\" y=\"%.0f\">%s %s", WIDTH - 1, y + 16,
             bench_number(a, v.median), c->unit);
     if (m->n > 1)
@@ -490,7 +493,7 @@ static void write_notes(const bench *b, FILE *out)
 bool bench_html(const bench *b, FILE *out)
 {
     static const bars rates = {"rates", "Tokens per second", "tok/s",
-                               "Bars: medians. Black or white lines: least to most of the runs. "
+                               "Bars: medians. Thin lines: least to most of the runs. "
                                "Orange: the limit, where it is in range.", false};
     static const bars shares = {"shares", "Share of what the memory allows", "%",
                                 "100 %: bytes that must be read, at the bandwidth measured.",

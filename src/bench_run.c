@@ -394,8 +394,10 @@ static kvp_status decode_around(bench *b, uint64_t n, uint64_t most, kvp_error *
 static kvp_status run_mixed(bench *b, bench_result *r, uint64_t run, kvp_error *err)
 {
     enum { LONG = BENCH_SEQUENCES_MAX - 1 };
-    bench_measure *gap = measure(r, 0, "gap_p99", "8 and a prompt of 8,000: P99 of the gaps", "ms");
-    bench_measure *rate = measure(r, 1, "rate", "8 and a prompt of 8,000: all tokens", "tok/s");
+    bench_measure *gap = measure(r, 0, "gap_p99", "8 generate, a prompt of 8,000 comes in: P99 gap",
+                                 "ms");
+    bench_measure *rate = measure(r, 1, "rate", "8 generate, a prompt of 8,000 comes in: all tokens",
+                                  "tok/s");
     bench_gaps *g = &b->gaps;
     uint64_t n = r->sequences, start, tokens;
     kvp_status status;
