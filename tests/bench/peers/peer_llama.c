@@ -158,22 +158,39 @@ static double sixteen(struct llama_batch *b)
     return steps(c, b, last, 16, 128, 2, 24);
 }
 
-/* The prompts are computed once and stay. */
+static void copy_sequence(struct llama_context *from, struct llama_context *to, int seq)
+{
+    size_t size = llama_state_seq_get_size(from, seq);
+    unsigned char *state = malloc(size);
+    if (!state || llama_state_seq_get_data(from, state, size, seq) != size ||
+        llama_state_seq_set_data(to, state, size, seq) == 0) {
+        fprintf(stderr, "peer_llama: a sequence could not be copied\n");
+        exit(1);
+    }
+    free(state);
+}
+
+/* The prompts are computed once and stay; what is asked first hands them to the other way. */
 static double own_32(struct llama_batch *b, int unified)
 {
     static struct llama_context *both[2];
-    static int first[2][32];
+    static int first[32];
     int last[32];
-    struct llama_context *c = both[unified];
+    struct llama_context *c = both[unified], *other = both[!unified];
     if (!c) {
         c = both[unified] = context(unified ? 32 * 576 : 32 * 768, 32, unified);
         for (int s = 0; s < 32; s++) {
+            if (other) {
+                llama_memory_seq_rm(llama_get_memory(other), s, 512, -1);
+                copy_sequence(other, c, s);
+                continue;
+            }
             prefill(c, b, 512, s, (unsigned)s, 0);
-            first[unified][s] = greedy(c, -1);
+            first[s] = greedy(c, -1);
         }
     }
     for (int s = 0; s < 32; s++) llama_memory_seq_rm(llama_get_memory(c), s, 512, -1);
-    memcpy(last, first[unified], sizeof last);
+    memcpy(last, first, sizeof last);
     return steps(c, b, last, 32, 512, 2, 24);
 }
 
