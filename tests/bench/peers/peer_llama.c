@@ -1,6 +1,6 @@
 /*
  * The peer: llama.cpp through its C interface, with the cases, tokens and habits of
- * ../bench_engine.c, one case per line of stdin, one JSON line each. Cases of 32 sequences are run
+ * ../bench_engine.c, one case per line of stdin, one JSON line each. Its shared-prompt case is run
  * both ways that it has (one cache for all sequences, or one stream each): the better one counts.
  *
  * What a step holds is the host's choice here. Beside sequences that decode, a prompt comes in by
@@ -158,33 +158,16 @@ static double sixteen(struct llama_batch *b)
     return steps(c, b, last, 16, 128, 2, 24);
 }
 
-static void copy_sequence(struct llama_context *from, struct llama_context *to, int seq)
+/* A stream for each: in one cache every sequence would walk past the KV of all. The prompts are
+ * computed once and stay. */
+static double own_32(struct llama_batch *b)
 {
-    size_t size = llama_state_seq_get_size(from, seq);
-    unsigned char *state = malloc(size);
-    if (!state || llama_state_seq_get_data(from, state, size, seq) != size ||
-        llama_state_seq_set_data(to, state, size, seq) == 0) {
-        fprintf(stderr, "peer_llama: a sequence could not be copied\n");
-        exit(1);
-    }
-    free(state);
-}
-
-/* The prompts are computed once and stay; what is asked first hands them to the other way. */
-static double own_32(struct llama_batch *b, int unified)
-{
-    static struct llama_context *both[2];
+    static struct llama_context *c;
     static int first[32];
     int last[32];
-    struct llama_context *c = both[unified], *other = both[!unified];
     if (!c) {
-        c = both[unified] = context(unified ? 32 * 576 : 32 * 768, 32, unified);
+        c = context(32 * 768, 32, 0);
         for (int s = 0; s < 32; s++) {
-            if (other) {
-                llama_memory_seq_rm(llama_get_memory(other), s, 512, -1);
-                copy_sequence(other, c, s);
-                continue;
-            }
             prefill(c, b, 512, s, (unsigned)s, 0);
             first[s] = greedy(c, -1);
         }
@@ -277,8 +260,7 @@ int main(int argc, char **argv)
         if (!strcmp(line, "decode")) v = decode(&b);
         if (!strcmp(line, "decode-7900")) v = decode_deep(&b);
         if (!strcmp(line, "16x128")) v = sixteen(&b);
-        if (!strcmp(line, "32x512")) v = own_32(&b, 1);
-        if (!strcmp(line, "32x512-streams")) v = own_32(&b, 0);
+        if (!strcmp(line, "32x512")) v = own_32(&b);
         if (!strcmp(line, "32-shared")) v = shared_32(&b, 1);
         if (!strcmp(line, "32-shared-streams")) v = shared_32(&b, 0);
         if (!strcmp(line, "mixed")) v = mixed(&b, 8000);

@@ -27,6 +27,7 @@ class Process:
     def ask(self, question):
         timer = threading.Timer(ANSWER_SECONDS, self.kill)
         timer.start()
+        self.signal(signal.SIGCONT)
         try:
             self.process.stdin.write(question + "\n")
             self.process.stdin.flush()
@@ -35,6 +36,7 @@ class Process:
             line = ""
         finally:
             timer.cancel()
+            self.signal(signal.SIGSTOP)  # some engines spin while they wait for the next question
         try:
             answer = json.loads(line)
         except ValueError:
@@ -59,17 +61,21 @@ class Process:
                 pass  # it has ended
         return total / 1024
 
-    def kill(self):
+    def signal(self, number):
         try:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, number)
         except ProcessLookupError:
-            pass
+            pass  # it has ended
+
+    def kill(self):
+        self.signal(signal.SIGKILL)
 
     def end(self):
         try:
             self.process.stdin.close()
         except OSError:
             pass  # it has ended before
+        self.signal(signal.SIGCONT)
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
