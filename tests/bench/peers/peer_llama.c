@@ -1,6 +1,6 @@
 /*
  * The peer: llama.cpp through its C interface, with the cases, tokens and habits of
- * ../bench_engine.c, one case per line of stdin, one JSON line each. Its shared-prompt case is run
+ * ../bench_engine.c, one case per line of stdin, one JSON line each. Cases of 32 sequences are run
  * both ways that it has (one cache for all sequences, or one stream each): the better one counts.
  *
  * What a step holds is the host's choice here. Beside sequences that decode, a prompt comes in by
@@ -158,22 +158,23 @@ static double sixteen(struct llama_batch *b)
     return steps(c, b, last, 16, 128, 2, 24);
 }
 
-/* A stream for each: in one cache every sequence would walk past the KV of all. The prompts are
- * computed once and stay. */
-static double own_32(struct llama_batch *b)
+/* The prompts are computed once for each way and stay; a state of one way cannot be loaded into the
+ * other. */
+static double own_32(struct llama_batch *b, int unified)
 {
-    static struct llama_context *c;
-    static int first[32];
+    static struct llama_context *both[2];
+    static int first[2][32];
     int last[32];
+    struct llama_context *c = both[unified];
     if (!c) {
-        c = context(32 * 768, 32, 0);
+        c = both[unified] = context(unified ? 32 * 576 : 32 * 768, 32, unified);
         for (int s = 0; s < 32; s++) {
             prefill(c, b, 512, s, (unsigned)s, 0);
-            first[s] = greedy(c, -1);
+            first[unified][s] = greedy(c, -1);
         }
     }
     for (int s = 0; s < 32; s++) llama_memory_seq_rm(llama_get_memory(c), s, 512, -1);
-    memcpy(last, first, sizeof last);
+    memcpy(last, first[unified], sizeof last);
     return steps(c, b, last, 32, 512, 2, 24);
 }
 
@@ -260,7 +261,8 @@ int main(int argc, char **argv)
         if (!strcmp(line, "decode")) v = decode(&b);
         if (!strcmp(line, "decode-7900")) v = decode_deep(&b);
         if (!strcmp(line, "16x128")) v = sixteen(&b);
-        if (!strcmp(line, "32x512")) v = own_32(&b);
+        if (!strcmp(line, "32x512")) v = own_32(&b, 1);
+        if (!strcmp(line, "32x512-streams")) v = own_32(&b, 0);
         if (!strcmp(line, "32-shared")) v = shared_32(&b, 1);
         if (!strcmp(line, "32-shared-streams")) v = shared_32(&b, 0);
         if (!strcmp(line, "mixed")) v = mixed(&b, 8000);

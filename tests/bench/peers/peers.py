@@ -142,8 +142,8 @@ class Llama:
         return [self.program, self.model, str(threads)]
 
     def ways(self, case):
-        """One cache for all sequences, or one stream each: the better one counts."""
-        return [case, case + "-streams"] if case == "32-shared" else [case]
+        """With 32 sequences: one cache for all, or one stream each. The better one counts."""
+        return [case, case + "-streams"] if case in ("32x512", "32-shared") else [case]
 
 
 class OpenVino:
