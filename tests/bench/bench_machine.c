@@ -282,7 +282,7 @@ static double peak_rate(int bytes, uint32_t threads)
 static _Alignas(128) _Atomic uint32_t ball;
 static int cores[2];
 
-/* One of two: hands the ball on whenever it has it. Bound to its core. Seconds of the best spell. */
+/* One of two, bound to its core: hands the ball on when it has it. Seconds of the best spell. */
 static double play(uint32_t me)
 {
     double best = 0;
@@ -297,7 +297,7 @@ static double play(uint32_t me)
             atomic_fetch_add_explicit(&ball, 1, memory_order_release);
         }
         double took = now() - start;
-        if (i == 1 || (i > 1 && took < best)) best = took; /* the first waits for the other to start */
+        if (i == 1 || (i > 1 && took < best)) best = took; /* the first also waits */
     }
     return best;
 }

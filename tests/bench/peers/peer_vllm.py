@@ -26,7 +26,7 @@ def settings(threads):
 
 def best_type():
     """bf16 where the processor multiplies it. Elsewhere one row is as fast in either type, 16 rows
-    are four times and 512 rows seven times as fast in float32 (torch 2.13, AVX2, processor time)."""
+    are four times and 512 rows seven times as fast in float32 (torch 2.13, AVX2)."""
     with open("/proc/cpuinfo") as f:
         flags = set(f.read().split())
     return "bfloat16" if flags & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"
