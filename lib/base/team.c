@@ -14,6 +14,11 @@
  *
  * Why chunks from a counter and not a static split: a worker that the system has taken away then
  * holds up only the chunk it has begun; a static split waits for its whole share.
+ *
+ * Still the others wait for that chunk, phase after phase. So the team keeps a pace: if workers slept
+ * through a good part of most programs of late, a few are run with one worker less (TRIAL), and if
+ * these were faster it stays so for a while (FEWER) before it looks again. The spare worker waits
+ * apart, so that the others' wake-ups do not concern it. Nothing of this shows in any result.
  */
 #define _GNU_SOURCE
 #include "base/team.h"
@@ -22,18 +27,34 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SLOTS 16u            /* programs that can progress at the same time; more wait their turn */
 #define SPINS 4000u          /* pauses before a waiting worker sleeps: tens of microseconds */
 #define STACK_BYTES (512u << 10)
 #define MAX_WORKERS 1024u
+#define TRIALS 4u            /* programs that are timed with a worker less */
+#define LEAST_REST 1000000000u /* ns with a worker less, at first; doubles while that is right */
+#define MOST_REST 8000000000u
+
+typedef enum mode { ALL, TRIAL, FEWER } mode;
+
+typedef struct pace {
+    mode mode;
+    uint32_t work;        /* of the programs that are compared */
+    uint32_t n;           /* of them in this mode */
+    uint32_t history;     /* of the last programs, newest in bit 0: was much time waited? */
+    uint64_t all, fewer;  /* ns: a running mean, a sum */
+    uint64_t until, rest; /* when to leave FEWER, or may try again; how long the next time */
+} pace;
 
 typedef struct worker {
     _Alignas(KVP__CACHE_LINE) _Atomic(kvp__program *) hazard;
     pthread_t thread;
     kvp__team *team;
     void *scratch;
+    uint32_t index;
     bool started;
 } worker;
 
@@ -45,8 +66,11 @@ struct kvp__team {
     size_t scratch_bytes; /* per worker, rounded */
     void *scratch;
     worker *workers;
-    pthread_mutex_t lock; /* guards `waiting`, filling of slots, sleeping */
-    pthread_cond_t wake;
+    pthread_mutex_t lock; /* guards `waiting`, filling of slots, sleeping, `pace` */
+    pthread_cond_t wake, unpark;
+    pace pace;
+    _Atomic uint64_t waited;  /* ns that workers slept while a program ran, since the last one ended */
+    _Atomic uint32_t active;  /* workers from here on are spare */
     kvp__program *waiting_first, *waiting_last;
     _Alignas(KVP__CACHE_LINE) _Atomic uint64_t epoch;
     _Atomic uint32_t sleepers;
@@ -115,6 +139,7 @@ void kvp__program_init(kvp__program *p, const kvp__phase *phases, uint32_t n_pha
     p->user = user;
     p->next = NULL;
     p->team = NULL;
+    p->work = 0;
     atomic_store_explicit(&p->finished, 0, memory_order_relaxed);
     atomic_store_explicit(&p->over, 0, memory_order_relaxed);
     atomic_store_explicit(&p->cancelled, 0, memory_order_relaxed);
@@ -146,10 +171,93 @@ static void wake_workers(kvp__team *t)
     pthread_mutex_unlock(&t->lock);
 }
 
+/* --- the pace --- */
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static bool is_alone(const kvp__team *t, const kvp__program *p)
+{
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        kvp__program *q = atomic_load_explicit(&t->slots[i], memory_order_relaxed);
+        if (q && q != p) return false;
+    }
+    return true;
+}
+
+static void set_mode(kvp__team *t, mode m)
+{
+    t->pace.mode = m;
+    t->pace.n = 0;
+    uint32_t active = m == ALL ? t->n_workers : t->n_workers - 1;
+    if (atomic_exchange(&t->active, active) < active) pthread_cond_broadcast(&t->unpark);
+}
+
+static bool often_waited(uint32_t history)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < 8; i++) n += history >> i & 1;
+    return n >= 4;
+}
+
+static void end_trial(kvp__team *t, uint64_t now)
+{
+    pace *c = &t->pace;
+    bool better = c->fewer / TRIALS < c->all - c->all / 16;
+    c->rest = better ? kvp__min64(kvp__max64(2 * c->rest, LEAST_REST), MOST_REST) : LEAST_REST;
+    c->until = now + c->rest;
+    set_mode(t, better ? FEWER : ALL);
+}
+
+/* A program has ended; the lock is held. */
+static void keep_pace(kvp__team *t, const kvp__program *p)
+{
+    pace *c = &t->pace;
+    uint64_t waited = atomic_exchange(&t->waited, 0), now = now_ns(), took = now - p->started;
+    if (!p->work || t->n_workers < 2 || !is_alone(t, p)) return;
+    c->history = c->history << 1 | (waited * 5 > took * (t->n_workers - 1));
+    if (c->mode == FEWER) {
+        if (now < c->until) return;
+        set_mode(t, ALL);
+        c->work = 0;
+        c->history = 0;
+        c->until = 0;
+    }
+    if (p->work != c->work) {
+        c->work = p->work;
+        set_mode(t, ALL);
+        return;
+    }
+    c->n++;
+    if (c->mode == TRIAL) {
+        if (c->n == 1) c->fewer = 0; /* the spare one may still have taken part */
+        else c->fewer += took;
+        if (c->n == TRIALS + 1) end_trial(t, now);
+    } else {
+        c->all = c->n == 1 ? took : c->all - c->all / 4 + took / 4;
+        if (c->n >= 4 && often_waited(c->history) && now >= c->until) set_mode(t, TRIAL);
+    }
+}
+
+/* Waits until it is wanted; the loop of a spare worker. */
+static void stay_apart(worker *w)
+{
+    kvp__team *t = w->team;
+    pthread_mutex_lock(&t->lock);
+    while (w->index >= atomic_load(&t->active) && !atomic_load(&t->stop))
+        pthread_cond_wait(&t->unpark, &t->lock);
+    pthread_mutex_unlock(&t->lock);
+}
+
 /* Takes the program out of the team; its slot goes to the one that has waited longest. */
 static void leave_team(kvp__team *t, kvp__program *p, const worker *self)
 {
     pthread_mutex_lock(&t->lock);
+    keep_pace(t, p);
     for (uint32_t i = 0; i < SLOTS; i++) {
         if (atomic_load_explicit(&t->slots[i], memory_order_relaxed) != p) continue;
         kvp__program *heir = t->waiting_first;
@@ -274,12 +382,15 @@ static bool work_once(worker *w)
 
 static void sleep_until(kvp__team *t, uint64_t seen)
 {
+    bool inside = !is_alone(t, NULL); /* not between programs */
+    uint64_t from = inside ? now_ns() : 0;
     pthread_mutex_lock(&t->lock);
     atomic_fetch_add_explicit(&t->sleepers, 1, memory_order_seq_cst);
     while (atomic_load_explicit(&t->epoch, memory_order_seq_cst) == seen)
         pthread_cond_wait(&t->wake, &t->lock);
     atomic_fetch_sub_explicit(&t->sleepers, 1, memory_order_seq_cst);
     pthread_mutex_unlock(&t->lock);
+    if (inside) atomic_fetch_add_explicit(&t->waited, now_ns() - from, memory_order_relaxed);
 }
 
 static void *worker_main(void *arg)
@@ -290,6 +401,10 @@ static void *worker_main(void *arg)
     for (;;) {
         uint64_t seen = atomic_load_explicit(&t->epoch, memory_order_seq_cst);
         if (atomic_load_explicit(&t->stop, memory_order_acquire)) return NULL;
+        if (w->index >= atomic_load_explicit(&t->active, memory_order_relaxed)) {
+            stay_apart(w);
+            continue;
+        }
         if (work_once(w)) continue;
         uint32_t spins = 0;
         while (spins < SPINS && atomic_load_explicit(&t->epoch, memory_order_relaxed) == seen) {
@@ -314,11 +429,15 @@ uint32_t kvp__cores(void)
 
 static void free_team(kvp__team *t)
 {
+    pthread_mutex_lock(&t->lock);
     atomic_store_explicit(&t->stop, 1, memory_order_release);
+    pthread_cond_broadcast(&t->unpark);
+    pthread_mutex_unlock(&t->lock);
     wake_workers(t);
     for (uint32_t i = 0; i < t->n_workers; i++)
         if (t->workers[i].started) pthread_join(t->workers[i].thread, NULL);
     pthread_cond_destroy(&t->wake);
+    pthread_cond_destroy(&t->unpark);
     pthread_mutex_destroy(&t->lock);
     kvp__hooks h = t->hooks;
     size_t n = t->n_workers;
@@ -340,6 +459,7 @@ static bool start_workers(kvp__team *t)
     for (uint32_t i = 0; ok && i < t->n_workers; i++) {
         worker *w = &t->workers[i];
         w->team = t;
+        w->index = i;
         w->scratch = (char *)t->scratch + (size_t)i * t->scratch_bytes;
         ok = pthread_create(&w->thread, &attr, worker_main, w) == 0;
         w->started = ok;
@@ -376,6 +496,8 @@ kvp_status kvp__team_create(kvp__team **out, const kvp__hooks *hooks, int32_t th
     atomic_init(&t->refs, 1);
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->wake, NULL);
+    pthread_cond_init(&t->unpark, NULL);
+    atomic_init(&t->active, n);
     if (!start_workers(t)) {
         free_team(t);
         return kvp__fail(err, KVP_ERR_SYSTEM, "team: the system refused one of %u threads",
@@ -399,6 +521,7 @@ uint32_t kvp__team_threads(const kvp__team *t) { return t->n_workers; }
 void kvp__team_start(kvp__team *t, kvp__program *p)
 {
     p->team = t;
+    p->started = p->work ? now_ns() : 0;
     if (phase_from(p, 0) >= p->n_phases) {
         p->team = NULL;
         end_program(p, NULL);

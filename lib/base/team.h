@@ -10,6 +10,9 @@
  * Workers block all signals, set the floating-point state (round to nearest, denormals kept) and
  * sleep when nothing is there; while a program runs they spin for a bounded time at the end of a
  * phase and then sleep.
+ *
+ * A core that another program wants as well slows down everybody at the end of every phase. Where that
+ * is seen to cost more than the worker brings, the team goes on with one worker less for a while.
  */
 #ifndef KVP_BASE_TEAM_H
 #define KVP_BASE_TEAM_H
@@ -37,6 +40,9 @@ typedef struct kvp__program {
     _Atomic uint32_t finished; /* chunks of the current phase */
     _Atomic uint32_t over;     /* 1: done is being called, 2: it has returned */
     _Atomic uint32_t cancelled;
+    uint32_t work;             /* 0, or so much that programs of equal work take equally long: the
+                                  team then watches its pace. Set after kvp__program_init */
+    uint64_t started;
     struct kvp__program *next; /* in the team's queue */
     kvp__team *team;           /* NULL: inline */
 } kvp__program;

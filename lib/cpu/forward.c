@@ -637,6 +637,7 @@ static void step_done(void *user)
 static void start(kvp__runner *r, void (*done)(void *), void *user)
 {
     kvp__program_init(&r->program, r->phases, r->n_phases, done, user);
+    r->program.work = r->work->n_rows;
     r->launched = true;
     if (r->team) kvp__team_start(r->team, &r->program);
 }

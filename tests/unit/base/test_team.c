@@ -14,6 +14,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <time.h>
 #include <cmocka.h>
 
@@ -285,6 +286,66 @@ static void cancelled_programs_end(void **s)
     assert_true(kvp__team_release(t));
 }
 
+/* --- the pace --- */
+
+/* A team of two of which the second, told by its scratch, is slow while `slow` says so, as if its core
+ * were wanted by somebody else. */
+typedef struct lame {
+    void *_Atomic first;         /* the lower scratch seen */
+    _Atomic bool slow;
+    _Atomic uint32_t by_second;  /* chunks of this program */
+    _Atomic uint32_t ran;
+} lame;
+
+static void lame_chunk(void *user, uint32_t i, void *scratch)
+{
+    (void)i;
+    lame *l = user;
+    void *first = atomic_load(&l->first);
+    while (!first || (char *)scratch < (char *)first)
+        if (atomic_compare_exchange_weak(&l->first, &first, scratch)) first = scratch;
+    bool second = (char *)scratch > (char *)first;
+    if (second) atomic_fetch_add(&l->by_second, 1);
+    atomic_fetch_add(&l->ran, 1);
+    usleep(second && atomic_load(&l->slow) ? 6000 : 200);
+}
+
+/* Runs programs of equal work until the second worker took part in `wanted` way for ten in a row. */
+static bool comes_to(kvp__team *t, lame *l, bool with_second)
+{
+    enum { EACH = 6, MOST = 4000 };
+    kvp__phase ph[2] = {{lame_chunk, l, EACH}, {lame_chunk, l, EACH}};
+    uint32_t row = 0;
+    for (uint32_t n = 0; n < MOST && row < 10; n++) {
+        kvp__program p;
+        atomic_store(&l->by_second, 0);
+        atomic_store(&l->ran, 0);
+        kvp__program_init(&p, ph, 2, NULL, NULL);
+        p.work = 7;
+        kvp__team_start(t, &p);
+        wait_over(&p);
+        assert_int_equal(atomic_load(&l->ran), 2 * EACH);
+        row = (atomic_load(&l->by_second) != 0) == with_second ? row + 1 : 0;
+    }
+    return row == 10;
+}
+
+static void a_worker_that_holds_up_the_others_is_spared(void **s)
+{
+    (void)s;
+    static lame l;
+    kvp__team *t = team_of(2);
+    atomic_store(&l.slow, false);
+    assert_true(comes_to(t, &l, true));
+    atomic_store(&l.slow, true);
+    assert_true(comes_to(t, &l, false));
+    atomic_store(&l.slow, false);
+    assert_true(comes_to(t, &l, true));
+    atomic_store(&l.slow, true);
+    assert_true(comes_to(t, &l, false));
+    assert_true(kvp__team_release(t)); /* the spare one ends too */
+}
+
 /* --- what surrounds a chunk --- */
 
 /* By what the arithmetic does: fegetround would read the unit that our code does not use. */
@@ -427,6 +488,7 @@ int main(void)
         cmocka_unit_test(workers_block_signals_and_keep_denormals),
         cmocka_unit_test(inline_runs_put_the_hosts_state_back),
         cmocka_unit_test(creation_fails_cleanly),
+        cmocka_unit_test(a_worker_that_holds_up_the_others_is_spared),
     };
     return cmocka_run_group_tests_name("team", tests, setup, NULL);
 }
