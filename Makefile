@@ -230,7 +230,7 @@ demo: ## fetch a small model (or MODEL=path) and show eight users in one batch
 	@sh tests/tools/demo.sh
 bench: $(BENCH) $(TOOL) ## measure speed and memory on the small model (or MODEL=path)
 	@sh tests/bench/run.sh $(BENCH)
-bench-peers: $(BENCH) ## beside llama.cpp, in turns (installs its Python package)
+bench-peers: $(BENCH) ## beside llama.cpp, OpenVINO and vLLM, in turns (installs them)
 	@sh tests/bench/peers/run.sh $B/tests/bench/bench_engine
 
 # Other configurations of the same build: the scripts call make again with other flags.
