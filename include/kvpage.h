@@ -14,8 +14,9 @@
  *   - Zero is the default: a zeroed field, a NULL options pointer, and a field that an older
  *     host's struct does not have all ask for the default. "None", "off" and "inline" are named
  *     non-zero values.
- *   - `size` comes first in every struct: set it to sizeof the struct (or call its _init). A
- *     larger struct than this library knows is accepted while its unknown tail is all zero.
+ *   - `size` comes first in every struct that may grow (not in kvp_string, kvp_chat_message,
+ *     kvp_logit_bias, kvp_layer_group): set it to sizeof the struct, or call its _init. A kvp_error
+ *     whose size is not set is not written. A larger struct than this library knows is accepted while its unknown tail is all zero.
  *     In a struct that is filled for the host, `size` says how much may be written and stays.
  *   - After an error nothing has changed, and out parameters are untouched.
  *   - Inputs are copied; nothing the host passes is kept, except where a comment says "borrowed".

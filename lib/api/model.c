@@ -3,6 +3,7 @@
  */
 #include "api/api.h"
 
+#include <stdio.h>
 #include <string.h>
 
 kvp__opened *kvp__opened_of(const kvp_model *handle)
@@ -21,6 +22,16 @@ static kvp_status open_source(kvp__source *source, const kvp_model_options *o, k
     return s;
 }
 
+/* What is wrong with a file's content is said of the file. */
+static void name_file(kvp_error *err, const char *path)
+{
+    if (!err || err->size < sizeof *err) return;
+    char line[sizeof err->text];
+    const char *slash = strrchr(path, '/');
+    snprintf(line, sizeof line, "%.80s: %.150s", slash ? slash + 1 : path, err->text);
+    memcpy(err->text, line, sizeof line);
+}
+
 kvp_status kvp_model_open(const char *path, const kvp_model_options *options, kvp_model **out,
                           kvp_error *err)
 {
@@ -34,7 +45,10 @@ kvp_status kvp_model_open(const char *path, const kvp_model_options *options, kv
     if (s != KVP_OK) return s;
     kvp__source source;
     s = kvp__source_path(&source, &hooks, path, err);
-    return s == KVP_OK ? open_source(&source, &o, out, err) : s;
+    if (s != KVP_OK) return s;
+    s = open_source(&source, &o, out, err);
+    if (s != KVP_OK) name_file(err, path);
+    return s;
 }
 
 kvp_status kvp_model_open_memory(const void *data, size_t bytes, const kvp_model_options *options,

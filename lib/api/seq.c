@@ -22,11 +22,8 @@ kvp_status kvp__enter_seq(const kvp_seq *handle, kvp__sequence **out)
 /* For calls that make a handle: the error goes into the caller's struct and the domain's record. */
 static kvp_status leave_with(kvp__cache *c, kvp_status status, kvp_error *err)
 {
-    if (status != KVP_OK && err) {
-        uint32_t size = err->size ? err->size : sizeof *err;
-        err->size = size;
+    if (status != KVP_OK && err)
         (void)kvp__struct_out(err, &c->domain.error, sizeof c->domain.error);
-    }
     return kvp__leave(c, status);
 }
 

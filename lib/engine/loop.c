@@ -224,7 +224,7 @@ kvp_status kvp__loop_add(kvp__loop *l, kvp__sequence *s, kvp_error *err)
     if (s->entry.in_batch) return kvp__fail(err, KVP_ERR_DUPLICATE, "the sequence is in the batch");
     if (s->ring.has_ending)
         return kvp__fail(err, KVP_ERR_STATE, "take the ending of its last add first");
-    if (s->seq.length == 0) return kvp__fail(err, KVP_ERR_STATE, "the sequence has no token");
+    if (s->seq.length == 0) return kvp__fail(err, KVP_ERR_STATE, "the sequence is empty: append its prompt first");
     kvp_status st = kvp__ring_reserve(&s->ring, hooks_of(l), s->settings->sampler.top_logprobs, err);
     if (st != KVP_OK) return st;
     uint64_t generated = s->generated;

@@ -436,7 +436,7 @@ static kvp_status check_append(const kvp__sequence *s, size_t count, kvp_error *
         return kvp__fail(err, KVP_ERR_STATE, "the sequence is generating: pause it first");
     if (count > s->context - s->seq.length)
         return kvp__fail_need(err, KVP_ERR_CAPACITY, s->seq.length + count, s->context,
-                              "%zu tokens more than %u are beyond the context of %llu", count,
+                              "%zu tokens to append, %u are there, and the context is %llu", count,
                               (unsigned)s->seq.length, (unsigned long long)s->context);
     if (!e->in_batch) return KVP_OK;
     return kvp__sched_fits(&s->cache->pool, s->seq.length + count, err);
@@ -484,7 +484,9 @@ static kvp_status append_tokenized(kvp__sequence *s, tokenizing tokenize, const 
         return kvp__fail(err, KVP_ERR_NO_TOKENIZER, "%s", m->tokenizer_error.text[0]
                          ? m->tokenizer_error.text : "the model has no tokenizer");
     size_t count = 0;
-    kvp_status st = tokenize(s, what, n, stride, flags, NULL, 0, &count, err);
+    kvp_error sizing = {.size = sizeof sizing}; /* asking how many is no error of the host's */
+    kvp_status st = tokenize(s, what, n, stride, flags, NULL, 0, &count, &sizing);
+    if (st < 0 && st != KVP_ERR_BUFFER) (void)kvp__struct_out(err, &sizing, sizeof sizing);
     if (st != KVP_ERR_BUFFER) return st;
     int32_t *ids = kvp__alloc_array(hooks_of(s->cache), count, sizeof *ids);
     if (!ids) return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for %zu tokens", count);

@@ -89,7 +89,7 @@ kvp_status kvp__sched_add(kvp__sched *s, kvp__sched_entry *e, uint64_t max_lengt
     if (e->in_batch)
         return kvp__fail(err, KVP_ERR_DUPLICATE, "batch add: the sequence is in the batch already");
     if (seq->length == 0)
-        return kvp__fail(err, KVP_ERR_STATE, "batch add: the sequence has no token");
+        return kvp__fail(err, KVP_ERR_STATE, "batch add: the sequence is empty, append its prompt first");
     kvp_status st = kvp__sched_fits(s->pool, seq->length, err);
     if (st != KVP_OK) return st;
     uint64_t most = kvp__min64(max_length, kvp__sched_pool_tokens(s->pool) + 1);

@@ -376,6 +376,37 @@ static void own_reentrant(void **state)
     free(file);
 }
 
+/* The record says why the last call failed: a call that succeeds does not touch it. And an error struct
+ * whose size was not set is not written at all. */
+static void own_error_records(void **state)
+{
+    (void)state;
+    kvp_model *m = world_model(&(gw_model){.context = 64, .tokenizer = 1, .vocabulary = 300});
+    kvp_pool *p = world_pool(m, 8, 16);
+    kvp_seq *s = world_seq(p, NULL, 0, 0, KVP_SAMPLE_HOST, 0), *none = NULL;
+    kvp_error before = {.size = sizeof before}, after = {.size = sizeof after};
+    assert_int_equal(kvp_seq_append_text(s, "abc", 3, 0), KVP_OK);
+    kvp_pool_last_error(p, &after);
+    assert_int_equal(after.status, KVP_OK);
+    assert_int_equal(kvp_seq_truncate(s, 1000), KVP_ERR_INVALID_ARG);
+    kvp_pool_last_error(p, &before);
+    assert_int_equal(before.status, KVP_ERR_INVALID_ARG);
+    assert_int_equal(kvp_seq_append_text(s, "abc", 3, 0), KVP_OK);
+    kvp_pool_last_error(p, &after);
+    assert_memory_equal(&before, &after, sizeof before);
+    kvp_error unset, zero;
+    memset(&unset, 0, sizeof unset);
+    memset(&zero, 0, sizeof zero);
+    kvp_seq_options o = {.size = sizeof o, .context = UINT64_MAX};
+    assert_int_equal(kvp_seq_create(p, &o, &none, &unset), KVP_ERR_INVALID_ARG);
+    assert_memory_equal(&unset, &zero, sizeof zero);
+    assert_int_equal(kvp_seq_fork(s, 1000, NULL, &none, &unset), KVP_ERR_INVALID_ARG);
+    assert_memory_equal(&unset, &zero, sizeof zero);
+    kvp_seq_destroy(s);
+    kvp_pool_destroy(p);
+    kvp_model_destroy(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -383,6 +414,7 @@ int main(void)
         cmocka_unit_test(case_b109), cmocka_unit_test(case_b111), cmocka_unit_test(own_handles),
         cmocka_unit_test(own_options), cmocka_unit_test(own_struct_sizes),
         cmocka_unit_test(own_states), cmocka_unit_test(own_reentrant),
+        cmocka_unit_test(own_error_records),
     };
     return cmocka_run_group_tests_name("api/cases_misuse", tests, open_model, close_model);
 }
