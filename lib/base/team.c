@@ -218,7 +218,15 @@ static void keep_pace(kvp__team *t, const kvp__program *p)
 {
     pace *c = &t->pace;
     uint64_t waited = atomic_exchange(&t->waited, 0), now = now_ns(), took = now - p->started;
-    if (!p->work || t->n_workers < 2 || !is_alone(t, p)) return;
+    if (t->n_workers < 2) return;
+    if (!p->work || !is_alone(t, p)) { /* no measure, but a spare worker comes back in time */
+        if (c->mode == TRIAL || (c->mode == FEWER && now >= c->until)) {
+            set_mode(t, ALL);
+            c->work = 0;
+            c->history = 0;
+        }
+        return;
+    }
     c->history = c->history << 1 | (waited * 5 > took * (t->n_workers - 1));
     if (c->mode == FEWER) {
         if (now < c->until) return;

@@ -282,7 +282,9 @@ static uint32_t own_parts(const kvp__work_seq *q, const share *s, uint32_t heads
 static bool has_room(const kvp__items *it, const kvp__work *work, const share *s)
 {
     uint32_t parts, heads = heads_per_item(it->query_heads / it->kv_heads, &parts);
-    uint64_t slots = 0, more = (uint64_t)s->n * (s->ranges - 1), n = head_parts(it);
+    uint32_t each = KVP__ITEM_ROWS / heads;
+    uint64_t slots = 0, n = head_parts(it);
+    uint64_t more = (uint64_t)((s->n + each - 1) / each) * (s->ranges - 1);
     for (uint32_t m = 0; m < s->n; m++) {
         const kvp__work_seq *q = &work->seqs[it->members[s->first + m]];
         slots += q->first_pos / KVP__SEGMENT + 2 - s->kept;
@@ -337,8 +339,12 @@ static void share_chain(kvp__items *it, const kvp__work *work, uint32_t first, u
     uint32_t rows = smaller(s.n, KVP__ITEM_ROWS / heads) * heads;
     s.begin = first_key(it, work->seqs[it->members[s.first]].first_pos) / KVP__SEGMENT;
     s.ranges = parts_of(rows, s.end - s.begin, target);
-    s.kept = s.begin + (s.end - s.begin) / s.ranges;
-    if (!has_room(it, work, &s)) return;
+    /* Fewer ranges need less room; items then take longer than they should, but read the prefix once. */
+    for (;; s.ranges = (s.ranges + 1) / 2) {
+        s.kept = s.begin + (s.end - s.begin) / s.ranges;
+        if (has_room(it, work, &s)) break;
+        if (s.ranges == 1) return;
+    }
     it->n_members += s.n;
     for (uint32_t m = 0; m < s.n; m++) it->chains[it->members[s.first + m]].shared = true;
     for (uint32_t h = 0; h < head_parts(it); h++) add_share(it, work, &s, h);

@@ -1,9 +1,11 @@
 /*
  * The bell, on an eventfd. See bell.h.
  */
+#define _GNU_SOURCE
 #include "engine/bell.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -60,8 +62,20 @@ kvp_status kvp__bell_fd(kvp__bell *b, int32_t *out, kvp_error *err)
     return KVP_OK;
 }
 
+kvp_status kvp__bell_listen(kvp__bell *b, int32_t *out, kvp_error *err)
+{
+    int32_t fd;
+    kvp_status s = kvp__bell_fd(b, &fd, err);
+    if (s != KVP_OK) return s;
+    *out = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (*out < 0) return kvp__fail(err, KVP_ERR_SYSTEM, "the system gave no descriptor to wait on");
+    return KVP_OK;
+}
+
 kvp_status kvp__bell_wait(int32_t fd, int32_t timeout_ms)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    return poll(&p, 1, timeout_ms) < 0 && errno != EINTR ? KVP_ERR_SYSTEM : KVP_OK;
+    kvp_status s = poll(&p, 1, timeout_ms) < 0 && errno != EINTR ? KVP_ERR_SYSTEM : KVP_OK;
+    close(fd);
+    return s;
 }

@@ -28,8 +28,11 @@ void kvp__bell_ring(kvp__bell *b);
 void kvp__bell_quiet(kvp__bell *b);
 /* Makes the descriptor at the first call. SYSTEM. */
 kvp_status kvp__bell_fd(kvp__bell *b, int32_t *fd, kvp_error *err);
-/* Sleeps until the bell behind the descriptor rings, a signal comes or the time is over (-1: no
- * limit). SYSTEM. */
+/* A descriptor of the same bell for one wait: it stays this bell's, and rings at the end, though the bell
+ * is closed and its number given to somebody else meanwhile. SYSTEM. */
+kvp_status kvp__bell_listen(kvp__bell *b, int32_t *fd, kvp_error *err);
+/* Sleeps until the bell behind a descriptor of kvp__bell_listen, which this closes, rings, a signal
+ * comes or the time is over (-1: no limit). SYSTEM. */
 kvp_status kvp__bell_wait(int32_t fd, int32_t timeout_ms);
 
 #endif

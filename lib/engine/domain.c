@@ -53,7 +53,8 @@ static kvp_status take(kvp__domain *d)
     uint64_t me = (uint64_t)(uintptr_t)pthread_self(), owner = 0;
     while (!atomic_compare_exchange_weak_explicit(&d->owner, &owner, me, memory_order_acquire,
                                                   memory_order_relaxed)) {
-        if (owner == me) return KVP_ERR_REENTRANT;
+        if (owner == me || (owner == SETTLING && atomic_load(&d->settler) == me))
+            return KVP_ERR_REENTRANT;
         if (owner != 0 && owner != SETTLING) return KVP_ERR_THREAD;
         if (owner == SETTLING) sched_yield();
         owner = 0;
@@ -117,7 +118,9 @@ static void try_settle(kvp__domain *d)
     while (has_work(d)) {
         uint64_t nobody = 0;
         if (!atomic_compare_exchange_strong(&d->owner, &nobody, SETTLING)) return;
+        atomic_store(&d->settler, (uint64_t)(uintptr_t)pthread_self());
         settle_all(d);
+        atomic_store(&d->settler, 0);
         atomic_store(&d->owner, 0);
     }
 }

@@ -14,6 +14,7 @@
 
 typedef struct kvp__domain {
     _Atomic uint64_t owner;           /* 0: nobody; all ones: settling; else the thread */
+    _Atomic uint64_t settler;         /* the thread that settles, while owner says settling */
     _Atomic uint32_t refs;            /* objects in it, and threads inside or on their way out */
     kvp__shell *_Atomic queue;        /* killed handles to settle, newest first */
     _Atomic uint32_t asked;           /* something else is to be settled (a cancel) */

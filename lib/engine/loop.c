@@ -291,7 +291,7 @@ kvp_status kvp__loop_wait_for(kvp__loop *l, int32_t *timeout_ms, int32_t *fd, kv
 {
     int32_t own = kvp__loop_timeout_ms(l);
     if (own >= 0 && (*timeout_ms < 0 || own < *timeout_ms)) *timeout_ms = own;
-    return kvp__bell_fd(&l->bell, fd, err);
+    return kvp__bell_listen(&l->bell, fd, err);
 }
 
 static uint64_t peek(const _Atomic uint64_t *n)

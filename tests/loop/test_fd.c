@@ -14,6 +14,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/time.h>
@@ -391,6 +392,54 @@ static void a_wakeup_during_a_step_is_kept(void **state)
     rig_close(&r);
 }
 
+/* A host whose allocator looks at the pool: also while a destroy is being settled. */
+typedef struct nosy {
+    kvp_pool *pool;
+    kvp_status answer;
+    bool asked;
+} nosy;
+
+static void *nosy_alloc(void *user, size_t size, size_t align)
+{
+    void *p = NULL;
+    (void)user;
+    return posix_memalign(&p, align, size) ? NULL : p;
+}
+
+static void nosy_free(void *user, void *p, size_t size, size_t align)
+{
+    nosy *n = user;
+    (void)size;
+    (void)align;
+    if (n->pool && !n->asked) {
+        n->asked = true;
+        n->answer = kvp_pool_check(n->pool);
+    }
+    free(p);
+}
+
+static void a_hook_in_a_destroy_is_refused_too(void **state)
+{
+    (void)state;
+    nosy n = {0};
+    kvp_layer_group group = {.layers = 1, .kv_heads = 1, .key_dim = 8, .value_dim = 8,
+                             .query_heads = 1};
+    kvp_geometry g = {.size = sizeof g, .n_groups = 1, .groups = &group};
+    kvp_hooks hooks = {.size = sizeof hooks, .user = &n, .alloc = nosy_alloc, .free = nosy_free};
+    kvp_model_options mo = {.size = sizeof mo, .hooks = &hooks};
+    rig r = {0};
+    kvp_seq *seq = NULL;
+    assert_int_equal(kvp_model_create(&g, &mo, &r.model, NULL), KVP_OK);
+    assert_int_equal(kvp_pool_create(r.model, NULL, &r.pool, NULL), KVP_OK);
+    assert_int_equal(kvp_seq_create(r.pool, NULL, &seq, NULL), KVP_OK);
+    n.pool = r.pool;
+    kvp_seq_destroy(seq);
+    n.pool = NULL;
+    assert_true(n.asked);
+    assert_int_equal(n.answer, KVP_ERR_REENTRANT);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -408,6 +457,7 @@ int main(void)
         cmocka_unit_test(a_signal_alone_ends_a_wait),
         cmocka_unit_test(a_wait_ends_in_time),
         cmocka_unit_test(a_step_that_lands_rings),
+        cmocka_unit_test(a_hook_in_a_destroy_is_refused_too),
         cmocka_unit_test(a_wakeup_during_a_step_is_kept),
         cmocka_unit_test(it_works_without_an_fd_too),
     };

@@ -451,6 +451,13 @@ static void a_shared_prefix_is_read_once_and_does_not_show(void **state)
         common[i] = 1040;
     }
     check_shared(&(shape){3, 3, 64, 64, 0, 16, KVP_KV_F16, KVP_KV_F16, 0}, 33, length, common, true);
+    /* Deep, and with as many query heads as a large model: cut in ranges, shared all the same. */
+    for (uint32_t i = 0; i < 12; i++) {
+        length[i] = 4200 + i * 3;
+        common[i] = 4096;
+    }
+    check_shared(&(shape){2, 16, 32, 16, 0, 16, KVP_KV_F16, KVP_KV_F16, 0}, 12, length, common,
+                 true);
     /* Some see the prefix through a window, some no more; others leave it early. */
     for (uint32_t i = 0; i < 20; i++) {
         length[i] = 700 + i * 61;
