@@ -346,6 +346,36 @@ static void a_worker_that_holds_up_the_others_is_spared(void **s)
     assert_true(kvp__team_release(t)); /* the spare one ends too */
 }
 
+/* Programs of two batches that overlap all the time tell nothing about the pace; but the spare worker
+ * must not stay away for ever because of it. */
+static void a_spare_worker_comes_back_beside_other_programs(void **s)
+{
+    (void)s;
+    static lame l;
+    kvp__team *t = team_of(2);
+    atomic_store(&l.slow, true);
+    assert_true(comes_to(t, &l, false));
+    atomic_store(&l.slow, false);
+    atomic_store(&l.by_second, 0);
+    kvp__phase ph = {lame_chunk, &l, 6};
+    kvp__program p[2];
+    for (int i = 0; i < 2; i++) {
+        kvp__program_init(&p[i], &ph, 1, NULL, NULL);
+        p[i].work = 7;
+        kvp__team_start(t, &p[i]);
+    }
+    for (int n = 0; n < 20000 && atomic_load(&l.by_second) == 0; n++) {
+        wait_over(&p[n % 2]);
+        kvp__program_init(&p[n % 2], &ph, 1, NULL, NULL);
+        p[n % 2].work = 7;
+        kvp__team_start(t, &p[n % 2]);
+    }
+    wait_over(&p[0]);
+    wait_over(&p[1]);
+    assert_true(atomic_load(&l.by_second) > 0);
+    assert_true(kvp__team_release(t));
+}
+
 /* --- what surrounds a chunk --- */
 
 /* By what the arithmetic does: fegetround would read the unit that our code does not use. */
@@ -489,6 +519,7 @@ int main(void)
         cmocka_unit_test(inline_runs_put_the_hosts_state_back),
         cmocka_unit_test(creation_fails_cleanly),
         cmocka_unit_test(a_worker_that_holds_up_the_others_is_spared),
+        cmocka_unit_test(a_spare_worker_comes_back_beside_other_programs),
     };
     return cmocka_run_group_tests_name("team", tests, setup, NULL);
 }
