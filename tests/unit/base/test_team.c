@@ -358,20 +358,20 @@ static void a_spare_worker_comes_back_beside_other_programs(void **s)
     atomic_store(&l.slow, false);
     atomic_store(&l.by_second, 0);
     kvp__phase ph = {lame_chunk, &l, 6};
-    kvp__program p[2];
-    for (int i = 0; i < 2; i++) {
+    enum { AT_ONCE = 6 }; /* so many that none ends alone, however late this thread is */
+    kvp__program p[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++) {
         kvp__program_init(&p[i], &ph, 1, NULL, NULL);
         p[i].work = 7;
         kvp__team_start(t, &p[i]);
     }
     for (int n = 0; n < 20000 && atomic_load(&l.by_second) == 0; n++) {
-        wait_over(&p[n % 2]);
-        kvp__program_init(&p[n % 2], &ph, 1, NULL, NULL);
-        p[n % 2].work = 7;
-        kvp__team_start(t, &p[n % 2]);
+        wait_over(&p[n % AT_ONCE]);
+        kvp__program_init(&p[n % AT_ONCE], &ph, 1, NULL, NULL);
+        p[n % AT_ONCE].work = 7;
+        kvp__team_start(t, &p[n % AT_ONCE]);
     }
-    wait_over(&p[0]);
-    wait_over(&p[1]);
+    for (int i = 0; i < AT_ONCE; i++) wait_over(&p[i]);
     assert_true(atomic_load(&l.by_second) > 0);
     assert_true(kvp__team_release(t));
 }
