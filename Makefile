@@ -51,9 +51,9 @@ ALL_LDLIBS = $(LDLIBS) -lm
 # Instruction-set levels: each file of lib/cpu/level is compiled once for each, with these flags.
 # No other file may be: code of a higher level must not leak into what runs before the choice.
 ifneq (,$(filter x86_64 amd64,$(ARCH)))
-LEVELS := 1 2 3
+LEVELS := 1 2 3 5
 else ifneq (,$(filter aarch64 arm64,$(ARCH)))
-LEVELS := 1 4 5
+LEVELS := 1 4 6
 else
 LEVELS := 1
 endif
@@ -61,8 +61,9 @@ LEVEL_FLAGS_1 :=
 LEVEL_FLAGS_2 := -mavx2 -mfma -mf16c
 LEVEL_FLAGS_3 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 LEVEL_FLAGS_4 :=
+LEVEL_FLAGS_5 := $(LEVEL_FLAGS_3) -mamx-tile -mamx-int8
 # NEON with the dot product instructions: KVP__CPU_NEON_DOT in lib/cpu/kernels.h.
-LEVEL_FLAGS_5 := -march=armv8.2-a+dotprod
+LEVEL_FLAGS_6 := -march=armv8.2-a+dotprod
 
 # Under sanitizers the kernels, which are inlined into large functions, take gcc ten minutes a file
 # where their locals are watched too; without that, and with the checks of undefined behaviour in plain
@@ -73,9 +74,11 @@ ifeq (,$(findstring clang,$(shell $(CC) --version 2>/dev/null)))
 LEVEL_SAN += -fno-var-tracking --param asan-stack=0 -fno-sanitize-address-use-after-scope
 LEVEL_SAN_2 := -fno-sanitize=undefined
 LEVEL_SAN_3 := -fno-sanitize=undefined
+LEVEL_SAN_5 := -fno-sanitize=undefined
 else
 LEVEL_SAN_2 := -fno-sanitize=all
 LEVEL_SAN_3 := -fno-sanitize=all
+LEVEL_SAN_5 := -fno-sanitize=all
 endif
 endif
 
@@ -87,9 +90,11 @@ KEY := $(shell { $(CC) --version 2>/dev/null; \
 B := build/$(if $(TARGET),$(TARGET),unknown)-$(KEY)
 
 LIB_SRC := $(sort $(wildcard lib/*/*.c))
-LEVEL_SRC := $(sort $(wildcard lib/cpu/level/*.c))
-LIB_OBJ := $(LIB_SRC:%.c=$B/%.o) \
-    $(foreach l,$(LEVELS),$(LEVEL_SRC:lib/cpu/level/%.c=$B/lib/cpu/level$l/%.o))
+# AMX has one kernel of its own, which the others do not have.
+LEVEL_SRC := $(filter-out %/tiles.c,$(sort $(wildcard lib/cpu/level/*.c)))
+level_objects = $(patsubst lib/cpu/level/%.c,$B/lib/cpu/level$1/%.o,\
+    $(if $(filter 5,$1),lib/cpu/level/tiles.c lib/cpu/level/table.c,$(LEVEL_SRC)))
+LIB_OBJ := $(LIB_SRC:%.c=$B/%.o) $(foreach l,$(LEVELS),$(call level_objects,$l))
 SRC_SRC := $(sort $(wildcard src/*.c))
 SRC_OBJ := $(SRC_SRC:%.c=$B/%.o)
 EXAMPLE_SRC := $(sort $(wildcard examples/*.c))

@@ -141,6 +141,8 @@ KVP_API int32_t kvp_feature(const char *name);
 #define KVP_CPU_AVX2 2    /* x86-64 with AVX2, FMA and F16C */
 #define KVP_CPU_AVX512 3  /* and AVX-512 F, BW, DQ, VL and VNNI */
 #define KVP_CPU_NEON 4    /* Arm64; with the dot product instructions where present */
+#define KVP_CPU_AMX 5     /* KVP_CPU_AVX512, and AMX tiles of bytes; needs the system's leave, see
+                             docs/threads.md */
 
 typedef struct kvp_device_info {
     uint32_t size;
@@ -297,13 +299,20 @@ typedef struct kvp_place_options {
     int32_t (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
     int32_t threads;    /* to pack with; 0: one per core; KVP_THREADS_INLINE: the caller's alone */
     uint32_t pad1;
+    /* NULL, or the path of a packed file: the weights as they lie in memory, kept so that the next
+     * process reads them and packs nothing. Where there is none, or one that is not of this model file
+     * (its size, time of change and tensors) and library, the weights are packed and the file is
+     * written, as large as kvp_model_info.packed_bytes; it is moved into place when it is whole.
+     * Trouble with it is logged and is no error. Only for models opened by path. */
+    const char *packed_file;
 } kvp_place_options;
 KVP_API void kvp_place_options_init(kvp_place_options *out, size_t size);
 
 /* Reads the weights and lays them out for a device; pools share them. A second call for the same
  * device is a no-op. A pool does this itself if the host did not. After CANCELLED or another
  * error the model is as it was, and place can be called again.
- * Errors: NO_DEVICE, NO_MEMORY, IO, FORMAT, CANCELLED, UNSUPPORTED (own-model).
+ * Errors: NO_DEVICE, NO_MEMORY, IO, FORMAT, CANCELLED, UNSUPPORTED (own-model; packed_file for a model
+ * that was not opened by path).
  * Thread: any, one at a time per model (else BUSY). Blocking: yes. Since: 0.1. */
 KVP_API kvp_status kvp_model_place(kvp_model *model, const kvp_place_options *options,
                                    kvp_error *err);

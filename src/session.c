@@ -16,7 +16,8 @@ enum { DEFAULT_MAX_TOKENS = 512 };
 const choice kv_choices[] = {
     {"f16", KVP_KV_F16}, {"bf16", KVP_KV_BF16}, {"f32", KVP_KV_F32}, {NULL, 0}};
 static const choice level_choices[] = {{"generic", KVP_CPU_GENERIC}, {"avx2", KVP_CPU_AVX2},
-                                       {"avx512", KVP_CPU_AVX512},   {"neon", KVP_CPU_NEON},
+                                       {"avx512", KVP_CPU_AVX512},   {"amx", KVP_CPU_AMX},
+                                       {"neon", KVP_CPU_NEON},
                                        {NULL, 0}};
 static const choice activation_choices[] = {
     {"int8", KVP_ACTIVATIONS_INT8}, {"f32", KVP_ACTIVATIONS_F32}, {NULL, 0}};
@@ -51,6 +52,8 @@ void settings_engine(settings *s, option table[ENGINE_OPTIONS])
          .help = "memory of the KV cache; default: what the sequences can need"},
         {.name = "cpu-level", .kind = OPTION_CHOICE, .value = &s->cpu_level, .argument = "LEVEL",
          .help = "at most this instruction set", .choices = level_choices},
+        {.name = "packed-file", .kind = OPTION_TEXT, .value = &s->packed_file, .argument = "FILE",
+         .help = "keep the weights as they lie in memory there: the next start is faster"},
         {.name = "activations", .kind = OPTION_CHOICE, .value = &s->activations,
          .argument = "KIND", .help = "arithmetic against quantised weights (default int8)",
          .choices = activation_choices},
@@ -154,13 +157,23 @@ static int32_t show_loading(void *user, uint64_t done, uint64_t total)
     return interrupted();
 }
 
+static void show_warning(void *user, int32_t level, const char *line)
+{
+    (void)user;
+    (void)level;
+    progress_end();
+    fprintf(stderr, "kvpage: %s\n", line);
+}
+
 int session_open_model(session *s, const char *path, const settings *set)
 {
     kvp_error err = {.size = sizeof err};
+    const kvp_hooks hooks = {.size = sizeof hooks, .log = show_warning};
     kvp_model_options options = {.size = sizeof options, .cpu_level = set->cpu_level,
-                                 .activations = set->activations};
+                                 .activations = set->activations, .hooks = &hooks};
     kvp_place_options place = {.size = sizeof place, .progress = show_loading,
-                               .threads = (int32_t)set->threads};
+                               .threads = (int32_t)set->threads,
+                               .packed_file = set->packed_file};
     uint64_t start = clock_ns();
     kvp_status status = kvp_model_open(path, &options, &s->model, &err);
     if (status == KVP_OK) status = kvp_model_place(s->model, &place, &err);
@@ -240,7 +253,8 @@ static const char *name_of(const char *const *names, size_t n, uint32_t value)
 const char *cpu_level_name(uint32_t level)
 {
     static const char *const names[] = {[KVP_CPU_GENERIC] = "generic", [KVP_CPU_AVX2] = "avx2",
-                                        [KVP_CPU_AVX512] = "avx512", [KVP_CPU_NEON] = "neon"};
+                                        [KVP_CPU_AVX512] = "avx512", [KVP_CPU_NEON] = "neon",
+                                        [KVP_CPU_AMX] = "amx"};
     return name_of(names, COUNT(names), level);
 }
 

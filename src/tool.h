@@ -125,12 +125,13 @@ typedef struct settings {
     float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     uint64_t top_k, seed, penalty_window;
     text_list stop;
+    const char *packed_file;
     bool ignore_eos;
     uint32_t chat_format; /* KVP_CHAT_...; 0: the file's */
 } settings;
 
 /* Each fills the caller's table and ends it; sizes are enough by construction. */
-enum { ENGINE_OPTIONS = 9, SAMPLING_OPTIONS = 14 };
+enum { ENGINE_OPTIONS = 10, SAMPLING_OPTIONS = 14 };
 void settings_engine(settings *s, option table[ENGINE_OPTIONS]);
 void settings_sampling(settings *s, option table[SAMPLING_OPTIONS]);
 extern const choice kv_choices[];

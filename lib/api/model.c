@@ -120,7 +120,11 @@ kvp_status kvp_model_place(kvp_model *model, const kvp_place_options *options, k
     if (!kvp__device_find(o.device))
         return kvp__fail(err, KVP_ERR_NO_DEVICE, "device \"%s\": there is none of that name",
                          o.device);
-    kvp__place how = {.threads = o.threads, .progress = o.progress, .user = o.user};
+    if (o.packed_file && !m->own_model && m->model.source.changed_ns == 0)
+        return kvp__fail(err, KVP_ERR_UNSUPPORTED,
+                         "packed_file: the model was not opened by path, so its file is not known");
+    kvp__place how = {.threads = o.threads, .progress = o.progress, .user = o.user,
+                      .packed_file = o.packed_file};
     return kvp__opened_place(m, &how, false, err);
 }
 

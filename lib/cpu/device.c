@@ -15,6 +15,7 @@ static const char *level_name(uint32_t level)
     switch (level) {
     case KVP_CPU_AVX2: return "x86-64 with AVX2, FMA and F16C";
     case KVP_CPU_AVX512: return "x86-64 with AVX-512 and VNNI";
+    case KVP_CPU_AMX: return "x86-64 with AVX-512, VNNI and AMX";
     case KVP_CPU_NEON: return "Arm64 with NEON";
     default: return "plain C";
     }

@@ -32,8 +32,9 @@
 #include <string.h>
 
 #define FEW_ROWS 4u            /* prepared by every chunk for itself */
-#define LEAST_BLOCK 16u        /* rows */
+#define LEAST_BLOCK 32u        /* rows */
 #define MOST_BLOCK 64u
+#define MOST_SHARED 256u
 #define HEAD_ROWS 16u          /* rows of logits at a time */
 #define ROW_CHUNK 8u           /* rows of a chunk in row-wise phases, at most */
 #define CHUNKS_PER_THREAD 4u
@@ -233,7 +234,7 @@ static void prepare_rows(const kvp__runner *r, stage s, uint32_t layer, uint32_t
 
 /* The activations of a chunk: in scratch, row 0 the block's first; or shared, row 0 the step's. */
 static void place_rows(const kvp__runner *r, stage s, uint32_t layer, const cut *c, uint32_t first,
-                       bool quantise, void *scratch, kvp__act *a)
+                       uint32_t n, bool quantise, void *scratch, kvp__act *a)
 {
     source src = source_of(r, s, layer);
     memset(a, 0, sizeof *a);
@@ -241,8 +242,8 @@ static void place_rows(const kvp__runner *r, stage s, uint32_t layer, const cut 
         if (quantise) kvp__act_place(a, r->quantised, rows_of(r, s, layer), src.n);
         a->x = src.norm ? r->normed : src.from;
     } else {
-        if (quantise) kvp__act_place(a, scratch, c->rows, src.n);
-        uint64_t used = quantise ? kvp__round_up(kvp__act_bytes(c->rows, src.n), 64) : 0;
+        if (quantise) kvp__act_place(a, scratch, n, src.n);
+        uint64_t used = quantise ? kvp__act_bytes(c->rows, src.n) : 0;
         a->x = src.norm ? (float *)(void *)((char *)scratch + used)
                         : src.from + (size_t)first * src.n;
     }
@@ -253,7 +254,7 @@ static void place_rows(const kvp__runner *r, stage s, uint32_t layer, const cut 
 static uint64_t scratch_bytes(const kvp__runner *r, stage s, uint32_t rows)
 {
     source src = source_of(r, s, 0);
-    uint64_t quantised = src.n % 32 == 0 ? kvp__round_up(kvp__act_bytes(rows, src.n), 64) : 0;
+    uint64_t quantised = src.n % 32 == 0 ? kvp__act_bytes(rows, src.n) : 0;
     return quantised + (src.norm ? (uint64_t)rows * src.n * sizeof(float) : 0);
 }
 
@@ -401,7 +402,7 @@ static void run_stage(const place *p, stage s, uint32_t chunk, void *scratch)
     product products[3];
     bool quantise = wants_quantised(r, products, products_of(r, s, layer, products));
     kvp__act a;
-    place_rows(r, s, layer, c, first, quantise, scratch, &a);
+    place_rows(r, s, layer, c, first, n, quantise, scratch, &a);
     uint32_t base = c->shared ? first : 0;
     if (!c->shared) prepare_rows(r, s, layer, first, n, &a, 0, quantise, part == 0);
     multiply(r, s, layer, &a, base, first, n, part_of(panels_in(r, s, layer), part, c->parts));
@@ -416,7 +417,7 @@ static void run_prepare(const place *p, stage s, uint32_t chunk, void *scratch)
     product products[3];
     bool quantise = wants_quantised(r, products, products_of(r, s, p->index, products));
     kvp__act a;
-    place_rows(r, s, p->index, cut_of(r, s, p->index), first, quantise, scratch, &a);
+    place_rows(r, s, p->index, cut_of(r, s, p->index), first, each, quantise, scratch, &a);
     prepare_rows(r, s, p->index, first, smaller(each, rows - first), &a, first, quantise, true);
 }
 
@@ -448,7 +449,7 @@ static void run_head(void *user, uint32_t chunk, void *scratch)
     product products[3];
     bool quantise = wants_quantised(r, products, products_of(r, HEAD, 0, products));
     kvp__act a;
-    place_rows(r, HEAD, 0, c, 0, quantise, scratch, &a);
+    place_rows(r, HEAD, 0, c, 0, n, quantise, scratch, &a);
     multiply(r, HEAD, 0, &a, first, 0, n, part_of(panels_in(r, HEAD, 0), chunk, c->parts));
 }
 
@@ -517,17 +518,16 @@ static cut cut_stage(const kvp__runner *r, stage s, uint32_t rows)
         c.parts = parts_for(r, s, macs, FEW_MACS, larger(wanted - r->threads, 1));
         return c;
     }
-    uint64_t affordable = kvp__min64(most / macs, MOST_BLOCK) & ~3ull;
-    uint32_t block = (uint32_t)kvp__min64(kvp__round_up(rows / wanted, 4), affordable);
-    block = larger(block, LEAST_BLOCK);
-    if (s != HEAD && chunks_of(rows, block) >= wanted / 2 && block <= affordable &&
+    uint64_t affordable = kvp__min64(most / macs, MOST_BLOCK) & ~15ull;
+    uint32_t block = (uint32_t)kvp__min64(kvp__round_up(rows / wanted, 16), affordable);
+    if (s != HEAD && chunks_of(rows, larger(block, 1)) >= wanted / 2 && block >= LEAST_BLOCK &&
         scratch_bytes(r, s, block) <= KVP__SCRATCH_BYTES) {
         c.rows = block;
         c.blocks = chunks_of(rows, block);
         return c;
     }
     c.shared = true;
-    c.rows = smaller(rows, MOST_BLOCK);
+    c.rows = smaller(rows, MOST_SHARED);
     c.blocks = chunks_of(rows, c.rows);
     c.parts = parts_for(r, s, c.rows * macs, most, chunks_of(wanted, c.blocks));
     return c;

@@ -18,7 +18,7 @@
 #include "model/model.h"
 
 /* KVP_CPU_NEON with the dot product instructions: to hosts it is KVP_CPU_NEON. */
-#define KVP__CPU_NEON_DOT 5
+#define KVP__CPU_NEON_DOT 6
 
 #define KVP__LANES 16u /* outputs, keys or dimensions side by side, whatever the level */
 
@@ -39,19 +39,42 @@ static inline uint32_t kvp__mat_panels(const kvp__mat *w)
     return w->n_out / KVP__LANES + (w->n_out % KVP__LANES != 0);
 }
 
-/* Rows of activations. `q` NULL: 32-bit products, from x. Else 8-bit blocks of 32, made from x by
- * the quantize kernel; quantised weights take those, and F32, F16 and BF16 weights x. */
+/* Rows of activations. `blocks` NULL: 32-bit products, from x. Else 8-bit blocks of 32 inputs, made
+ * from x by the quantize kernel; quantised weights take those, and F32, F16 and BF16 weights x.
+ *
+ * Blocks lie side by side for a group of rows, so that a tile of rows is reached from one address:
+ * for each group, for each block
+ *     int8_t q[group][32]        -127..127
+ *     float scale[group]         max|x| / 127
+ *     float scaled_sum[group]    scale * the sum of the block's q
+ *     int16_t sums[group][2]     of the block's two halves
+ * The last group may have more rows than there are; their scales and sums are zero. */
 typedef struct kvp__act {
     uint32_t n_in;
-    const float *x;  /* row r: x + r * x_row; may be NULL when only quantised weights are used */
+    const float *x;    /* row r: x + r * x_row; may be NULL when only quantised weights are used */
     size_t x_row;
-    int8_t *q;       /* row r: q + r * q_row; -127..127 */
-    size_t q_row;
-    float *scale;    /* of block b in row r: scale[r * block_row + b]: max|x| / 127 */
-    float *scaled_sum; /* scale * the sum of the block's q */
-    int16_t *sums;   /* of the block's two halves: sums[2 * (r * block_row + b)] and the next */
-    size_t block_row;
+    uint32_t rows, group; /* group: 1, 2, 4, 8 or 16, by the number of rows */
+    uint8_t *blocks;
+    size_t group_bytes;
 } kvp__act;
+
+#define KVP__ACT_BYTES 44u /* of a block of one row */
+
+typedef struct kvp__act_block {
+    int8_t *q;
+    float *scale, *scaled_sum;
+    int16_t *sums;
+} kvp__act_block;
+
+static inline kvp__act_block kvp__act_at(const kvp__act *a, uint32_t row, uint32_t block)
+{
+    uint8_t *p = a->blocks + row / a->group * a->group_bytes +
+                 (size_t)block * KVP__ACT_BYTES * a->group;
+    uint32_t g = a->group, r = row % g;
+    return (kvp__act_block){(int8_t *)p + 32 * r, (float *)(void *)(p + 32 * g) + r,
+                            (float *)(void *)(p + 36 * g) + r,
+                            (int16_t *)(void *)(p + 40 * g) + 2 * r};
+}
 
 /* Memory for the quantised form of `rows` rows of `n_in` inputs; 0 if it overflows. */
 uint64_t kvp__act_bytes(uint32_t rows, uint32_t n_in);
@@ -142,8 +165,11 @@ typedef void kvp__softcap_fn(float *x, uint32_t n, float cap);
 /* --- the tables --- */
 
 #define KVP__KERNEL_LIST(X)                                                                        \
-    X(quantize)                                                                                    \
     X(matmul)                                                                                      \
+    KVP__KERNELS_BESIDE(X)
+
+#define KVP__KERNELS_BESIDE(X) /* the matrix product */                                            \
+    X(quantize)                                                                                    \
     X(attend)                                                                                      \
     X(merge)                                                                                       \
     X(to_kv)                                                                                       \
@@ -161,7 +187,7 @@ typedef struct kvp__kernels {
 } kvp__kernels;
 
 extern const kvp__kernels kvp__kernels_generic, kvp__kernels_avx2, kvp__kernels_avx512,
-    kvp__kernels_neon, kvp__kernels_neon_dot;
+    kvp__kernels_amx, kvp__kernels_neon, kvp__kernels_neon_dot;
 
 /* The best level not above `cap` (0: no cap) that this machine runs: KVP_CPU_..., never 0, since
  * plain C always does. Levels of another architecture count as plain C. */
@@ -176,6 +202,8 @@ const kvp__kernels *kvp__kernels_get(uint32_t level);
 #define KVP__AT(name) kvp__##name##_avx2
 #elif KVP__LEVEL == KVP_CPU_AVX512
 #define KVP__AT(name) kvp__##name##_avx512
+#elif KVP__LEVEL == KVP_CPU_AMX
+#define KVP__AT(name) kvp__##name##_amx
 #elif KVP__LEVEL == KVP_CPU_NEON
 #define KVP__AT(name) kvp__##name##_neon
 #elif KVP__LEVEL == KVP__CPU_NEON_DOT
@@ -184,6 +212,11 @@ const kvp__kernels *kvp__kernels_get(uint32_t level);
 #define KVP__KERNEL_PROTOTYPE_(name) kvp__##name##_fn KVP__AT(name);
 KVP__KERNEL_LIST(KVP__KERNEL_PROTOTYPE_)
 #undef KVP__KERNEL_PROTOTYPE_
+#if KVP__LEVEL == KVP_CPU_AMX /* has a matrix product of its own, and the rest from below */
+#define KVP__KERNEL_PROTOTYPE_(name) kvp__##name##_fn kvp__##name##_avx512;
+KVP__KERNEL_LIST(KVP__KERNEL_PROTOTYPE_)
+#undef KVP__KERNEL_PROTOTYPE_
+#endif
 #endif
 
 #endif

@@ -338,28 +338,33 @@ void kvp__pack_row(const kvp__mat *w, uint32_t row, float *out)
 
 /* --- activations --- */
 
-enum { ROW_PAD = 64, BLOCK_PAD = 16 }; /* rows must not lie a power of two apart */
+static uint32_t group_of(uint32_t rows)
+{
+    uint32_t group = 1;
+    while (group < rows && group < KVP__LANES) group *= 2;
+    return group;
+}
+
+/* Groups must not lie a power of two apart. */
+static uint64_t group_bytes(uint32_t group, uint32_t n_in)
+{
+    return kvp__round_up((uint64_t)(n_in / 32) * KVP__ACT_BYTES * group, KVP__CACHE_LINE) +
+           KVP__CACHE_LINE;
+}
 
 uint64_t kvp__act_bytes(uint32_t rows, uint32_t n_in)
 {
-    uint64_t blocks = n_in / 32 + BLOCK_PAD, row = (uint64_t)n_in + ROW_PAD + blocks * 12, bytes;
-    if (!kvp__mul(row, rows, &bytes) || !kvp__add(bytes, 4 * KVP__CACHE_LINE, &bytes)) return 0;
-    return bytes;
+    uint32_t group = group_of(rows);
+    uint64_t groups = rows / group + (rows % group != 0), bytes;
+    return kvp__mul(groups, group_bytes(group, n_in), &bytes) && !(bytes >> 63) ? bytes : 0;
 }
 
 void kvp__act_place(kvp__act *a, void *memory, uint32_t rows, uint32_t n_in)
 {
-    uint8_t *at = memory;
     memset(a, 0, sizeof *a);
     a->n_in = n_in;
-    a->q_row = (size_t)n_in + ROW_PAD;
-    a->block_row = n_in / 32 + BLOCK_PAD;
-    size_t floats = kvp__round_up(rows * a->block_row * 4, KVP__CACHE_LINE);
-    a->q = (int8_t *)at;
-    at += kvp__round_up(rows * a->q_row, KVP__CACHE_LINE);
-    a->scale = (float *)(void *)at;
-    at += floats;
-    a->scaled_sum = (float *)(void *)at;
-    at += floats;
-    a->sums = (int16_t *)(void *)at;
+    a->rows = rows;
+    a->group = group_of(rows);
+    a->group_bytes = (size_t)group_bytes(a->group, n_in);
+    a->blocks = memory;
 }

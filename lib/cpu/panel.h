@@ -41,6 +41,10 @@
 #include "base/base.h"
 #include "model/model.h"
 
+/* Of how weights lie, here and in the walk of weights.c. Raised with every change: it says which packed
+ * files (image.h) can be read. */
+#define KVP__PANEL_LAYOUT 1u
+
 #define KVP__PAIRS_BYTES 192u
 
 typedef struct kvp__panel {

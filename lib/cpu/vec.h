@@ -38,6 +38,7 @@
  *     vb_load vb_set1 vb_and vb_or vb_shl vb_shr   bytes; a shift's bits may cross inside 16 bits,
  *                                              so a mask has to follow
  *     vb_vi                                    the bytes as 16 int32
+ *     vb_store vb_sub                          AVX-512 only, for level/tiles.c
  *
  * Dot products of bytes, exact: lane o of a vb holds four weights, to be multiplied by the same
  * four activations (-127..127) for every o. A vd is such a sum under way; how many steps it can
@@ -69,7 +70,7 @@
 #include "cpu/vec_generic.h"
 #elif KVP__LEVEL == KVP_CPU_AVX2
 #include "cpu/vec_avx2.h"
-#elif KVP__LEVEL == KVP_CPU_AVX512
+#elif KVP__LEVEL == KVP_CPU_AVX512 || KVP__LEVEL == KVP_CPU_AMX
 #include "cpu/vec_avx512.h"
 #elif KVP__LEVEL == KVP_CPU_NEON || KVP__LEVEL == KVP__CPU_NEON_DOT
 #include "cpu/vec_neon.h"

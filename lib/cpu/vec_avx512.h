@@ -161,8 +161,10 @@ KVP__INLINE vi vi_madd16(vi acc, vi a, vi b) { return _mm512_dpwssd_epi32(acc, a
 /* --- bytes --- */
 
 KVP__INLINE vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+KVP__INLINE void vb_store(uint8_t *p, vb a) { _mm512_storeu_si512(p, a); }
 KVP__INLINE vb vb_set1(uint8_t a) { return _mm512_set1_epi8((char)a); }
 KVP__INLINE vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
+KVP__INLINE vb vb_sub(vb a, vb b) { return _mm512_sub_epi8(a, b); }
 KVP__INLINE vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }
 KVP__INLINE vb vb_shl(vb a, int n) { return _mm512_sll_epi16(a, _mm_cvtsi32_si128(n)); }
 KVP__INLINE vb vb_shr(vb a, int n) { return _mm512_srl_epi16(a, _mm_cvtsi32_si128(n)); }

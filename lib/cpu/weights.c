@@ -12,9 +12,11 @@
 #include "cpu/cpu.h"
 
 #include "base/half.h"
+#include "cpu/image.h"
 #include "cpu/pack.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #define PIECE_BYTES (4u << 20) /* of a tensor, read at once */
 
@@ -249,29 +251,56 @@ static kvp_status start_loader(loader *ld, walk *w, kvp__weights *to)
     ld->piece_bytes = PIECE_BYTES;
     walk_model(w, ld->model, to, visit_piece, &ld->piece_bytes);
     ld->piece = kvp__alloc(h, ld->piece_bytes);
-    if (!ld->piece)
-        return kvp__fail_need(ld->err, KVP_ERR_NO_MEMORY, ld->piece_bytes, 0,
-                              "no memory to read weights into");
-    if (ld->how->threads == KVP_THREADS_INLINE) return KVP_OK;
-    return kvp__team_create(&ld->team, h, ld->how->threads, KVP__CACHE_LINE, ld->err);
+    return ld->piece ? KVP_OK
+                     : kvp__fail_need(ld->err, KVP_ERR_NO_MEMORY, ld->piece_bytes, 0,
+                                      "no memory to read weights into");
 }
 
+static kvp_status pack_all(loader *ld, walk *w, kvp__weights *to)
+{
+    ld->status = start_loader(ld, w, to);
+    if (ld->status >= 0) walk_model(w, ld->model, to, visit_load, ld);
+    if (ld->status >= 0 && ld->how->progress &&
+        ld->how->progress(ld->how->user, ld->done, ld->total) != 0)
+        ld->status = kvp__fail(ld->err, KVP_ERR_CANCELLED, "placing was cancelled");
+    kvp__free(&ld->model->hooks, ld->piece, ld->piece_bytes);
+    return ld->status;
+}
+
+/* Why a packed file is of no use, or was not written, is not the host's error. */
+static void log_image(const kvp__model *m, const kvp__place *how, const char *what,
+                      const kvp_error *why)
+{
+    kvp__log(&m->hooks, KVP_LOG_WARN, "packed file %.160s is not %s: %.120s", how->packed_file, what,
+             why->text);
+}
+
+/* From the packed file if there is a good one, else packed. */
 static kvp_status load_all(const kvp__model *m, const kvp__place *how, walk *w, kvp__weights *to,
                            kvp_error *err)
 {
-    loader ld;
-    memset(&ld, 0, sizeof ld);
-    ld.model = m;
-    ld.how = how;
-    ld.err = err;
-    ld.total = w->file_bytes;
-    ld.status = start_loader(&ld, w, to);
-    if (ld.status >= 0) walk_model(w, m, to, visit_load, &ld);
-    if (ld.status >= 0 && how->progress && how->progress(how->user, ld.done, ld.total) != 0)
-        ld.status = kvp__fail(err, KVP_ERR_CANCELLED, "placing was cancelled");
+    loader ld = {.model = m, .how = how, .err = err, .total = w->file_bytes};
+    kvp_error why = {.size = sizeof why};
+    kvp_status s = KVP_OK;
+    if (how->threads != KVP_THREADS_INLINE)
+        s = kvp__team_create(&ld.team, &m->hooks, how->threads, KVP__CACHE_LINE, err);
+    if (s < 0) return s;
+    bool there = how->packed_file && access(how->packed_file, F_OK) == 0;
+    s = there ? kvp__image_read(m, how, ld.team, to->memory, to->bytes, &why) : KVP_ERR_IO;
+    if (s == KVP_ERR_CANCELLED) {
+        s = kvp__fail(err, s, "%s", why.text);
+    } else if (s != KVP_OK) {
+        if (there) {
+            log_image(m, how, "read", &why);
+            memset(to->memory, 0, (size_t)to->bytes); /* the image's gaps are zero */
+        }
+        s = pack_all(&ld, w, to);
+        if (s == KVP_OK && how->packed_file &&
+            kvp__image_write(m, how, to->memory, to->bytes, &why) != KVP_OK)
+            log_image(m, how, "written", &why);
+    }
     if (ld.team) (void)kvp__team_release(ld.team);
-    kvp__free(&m->hooks, ld.piece, ld.piece_bytes);
-    return ld.status;
+    return s;
 }
 
 kvp_status kvp__cpu_place(const kvp__model *m, const kvp__place *how, kvp__weights **out,

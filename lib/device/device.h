@@ -49,6 +49,7 @@ typedef struct kvp__place {
     int32_t threads;               /* as kvp_place_options.threads */
     int32_t (*progress)(void *user, uint64_t done, uint64_t total); /* may be NULL */
     void *user;
+    const char *packed_file;       /* NULL: none */
 } kvp__place;
 
 typedef struct kvp__runner_options {

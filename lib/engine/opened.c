@@ -20,7 +20,7 @@ static kvp_status check_options(const kvp_model_options *o, const kvp__device *d
     if (o->activations > KVP_ACTIVATIONS_F32)
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "activations: %u is not KVP_ACTIVATIONS_...",
                          (unsigned)o->activations);
-    if (o->cpu_level > KVP_CPU_NEON)
+    if (o->cpu_level > KVP_CPU_AMX)
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "cpu_level: %u is not KVP_CPU_...",
                          (unsigned)o->cpu_level);
     if (device->level(o->cpu_level) == 0)

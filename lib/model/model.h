@@ -42,6 +42,7 @@ typedef struct kvp__source {
     uint64_t bytes;
     int (*read)(void *user, uint64_t offset, void *buffer, size_t bytes); /* 0: all were read */
     void (*close)(void *user); /* may be NULL */
+    int64_t changed_ns;        /* a file's time of change; 0: not a file */
 } kvp__source;
 
 /* --- the descriptor --- */

@@ -71,7 +71,9 @@ kvp_status kvp__source_path(kvp__source *out, const kvp__hooks *hooks, const cha
     }
     f->hooks = *hooks;
     f->fd = fd;
-    *out = (kvp__source){f, (uint64_t)st.st_size, file_read, file_close};
+    *out = (kvp__source){.user = f, .bytes = (uint64_t)st.st_size, .read = file_read,
+                         .close = file_close};
+    out->changed_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     return KVP_OK;
 }
 
@@ -87,5 +89,5 @@ void kvp__source_memory(kvp__source *out, const void *data, size_t bytes)
         const void *borrowed;
         void *user;
     } p = {data}; /* never written through */
-    *out = (kvp__source){p.user, bytes, memory_read, NULL};
+    *out = (kvp__source){.user = p.user, .bytes = bytes, .read = memory_read};
 }

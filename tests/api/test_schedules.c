@@ -30,7 +30,7 @@ enum {
     MAX_LENGTH = 96,
     MAX_NOTES = 512,
     VOCABULARY = 64,
-    LEVELS = 4,
+    LEVELS = 5,
 };
 
 /* --- models: every one at every level --- */
@@ -42,7 +42,7 @@ static int n_levels; /* the last one is the best */
 static int open_models(void **state)
 {
     (void)state;
-    for (uint32_t cap = KVP_CPU_GENERIC; cap <= KVP_CPU_NEON; cap++) {
+    for (uint32_t cap = KVP_CPU_GENERIC; cap <= KVP_CPU_AMX; cap++) {
         for (int i = 0; i < FIXED_MODELS; i++) {
             kvp_error err = { .size = sizeof err };
             models[n_levels][i] = fixed_open(i, cap, &files[n_levels][i], &err);

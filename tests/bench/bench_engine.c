@@ -6,6 +6,8 @@
  *     bench_engine MODEL [--threads N] --serve                   one case per line of stdin
  *     bench_engine MODEL --facts                                 what limits are computed from
  *
+ * --level N caps the instruction-set level, KVP_CPU_...; --packed FILE keeps the packed weights there.
+ *
  * Each measurement is one JSON line. --serve is for tests/bench/peers, which runs other engines'
  * programs with the same habits in turns with this one. The cases:
  *
@@ -50,6 +52,8 @@ static kvp_model *model;
 static kvp_pool *pool;
 static kvp_batch *batch;
 static int32_t threads;
+static const char *packed;    /* the packed file; NULL: none */
+static uint32_t level;        /* the instruction-set level is capped at; 0: not */
 static uint32_t pool_tokens;  /* what the pool holds; 0: there is none */
 static uint32_t round_number; /* so that no prompt is in the cache from the round before */
 
@@ -70,7 +74,10 @@ static void open_model(const char *path)
 {
     kvp_error err;
     kvp_error_init(&err, sizeof err);
-    kvp_status s = kvp_model_open(path, NULL, &model, &err);
+    kvp_model_options options;
+    kvp_model_options_init(&options, sizeof options);
+    options.cpu_level = level;
+    kvp_status s = kvp_model_open(path, &options, &model, &err);
     if (s) die(path, s, err.text);
 }
 
@@ -81,6 +88,7 @@ static void place(void)
     kvp_place_options options;
     kvp_place_options_init(&options, sizeof options);
     options.threads = threads;
+    options.packed_file = packed;
     kvp_status s = kvp_model_place(model, &options, &err);
     if (s) die("place", s, err.text);
 }
@@ -494,6 +502,8 @@ int main(int argc, char **argv)
     int rounds = 5, serving = 0, facts = 0;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--threads") && i + 1 < argc) threads = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--packed") && i + 1 < argc) packed = argv[++i];
+        else if (!strcmp(argv[i], "--level") && i + 1 < argc) level = (uint32_t)atoi(argv[++i]);
         else if (!strcmp(argv[i], "--rounds") && i + 1 < argc) rounds = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--serve")) serving = 1;
         else if (!strcmp(argv[i], "--facts")) facts = 1;
@@ -501,8 +511,8 @@ int main(int argc, char **argv)
         else if (n_wanted < N_CASES) wanted[n_wanted++] = argv[i];
     }
     if (!path || rounds < 1 || rounds > MAX_ROUNDS) {
-        fprintf(stderr, "usage: bench_engine MODEL [--threads N] [--rounds N | --serve | --facts] "
-                        "[case...]\n");
+        fprintf(stderr, "usage: bench_engine MODEL [--threads N] [--level N] [--packed FILE] "
+                        "[--rounds N | --serve | --facts] [case...]\n");
         return 2;
     }
     open_model(path);

@@ -90,7 +90,7 @@ int main(void)
     int wrong = 0;
     for (uint32_t level = KVP_CPU_GENERIC; level <= KVP__CPU_NEON_DOT; level++) {
         const kvp__kernels *k = kvp__kernels_get(level);
-        if (!k || (level <= KVP_CPU_NEON && kvp__cpu_level(level) != level)) continue;
+        if (!k || (level <= KVP_CPU_AMX && kvp__cpu_level(level) != level)) continue;
         rng = 12345;
         uint64_t hash = 1;
         for (uint32_t f = KVP_KV_F16; f <= KVP_KV_F32; f++)

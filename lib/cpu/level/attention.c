@@ -118,6 +118,13 @@ KVP__INLINE vm seen(uint32_t t, uint32_t lo, uint32_t hi)
     return vm_and(vm_first(above), vm_not(vm_first(below)));
 }
 
+/* e^x for x <= 0; what is below e^-64 of the greatest is nothing beside it, and as zero it cannot make
+ * products too small for a normal number, each of which costs a hundred cycles. */
+KVP__INLINE vf weight_of(vf x)
+{
+    return vf_select(vf_lt(x, vf_set1(-64.0f)), vf_zero(), vf_exp(x));
+}
+
 static void softmax(const kvp__segment *s, uint32_t row)
 {
     uint32_t lo = s->lo[row], hi = s->hi[row];
@@ -138,7 +145,7 @@ static void softmax(const kvp__segment *s, uint32_t row)
     /* All scores -inf: the differences below must not be NaN; each exp is then 0. */
     vf base = vf_set1(max == -__builtin_inff() ? 0.0f : max), sum = vf_zero();
     for (uint32_t t = t0; t < t1; t++) {
-        vf e = vf_exp(vf_sub(vf_load(p + t * KVP__TILE), base));
+        vf e = weight_of(vf_sub(vf_load(p + t * KVP__TILE), base));
         if (t == t0 || t == t1 - 1) e = vf_select(seen(t, lo, hi), e, vf_zero());
         vf_store(p + t * KVP__TILE, e);
         sum = vf_add(sum, e);
@@ -274,7 +281,7 @@ void KVP__AT(merge)(kvp__row_state *state, float *acc, float max, float sum, con
         return;
     }
     float top = max > state->max ? max : state->max;
-    vf old = vf_exp(vf_set1(state->max - top)), new = vf_exp(vf_set1(max - top));
+    vf old = weight_of(vf_set1(state->max - top)), new = weight_of(vf_set1(max - top));
     for (uint32_t c = 0; c < dim; c += KVP__LANES)
         vf_store(acc + c, vf_fma(vf_load(segment + c), new, vf_mul(vf_load(acc + c), old)));
     float lanes[KVP__LANES];

@@ -18,156 +18,33 @@
  * Bytes and operations: each weight is read once per call for few rows, and once per ROW_BYTES of
  * activations for many; 2 operations per weight and row.
  */
-#include "cpu/panel.h"
-#include "cpu/vec.h"
-
+#include "cpu/product.h"
 
 /*
  * Rows that tiles have, largest first: what the level's registers hold, for 8-bit and for 32-bit
  * activations. Plain C has no registers to fill, and is kept small.
  */
 #if KVP__LEVEL == KVP_CPU_AVX512
-#define SIZES(X, type) X(type, 12) X(type, 8) X(type, 4) X(type, 2) X(type, 1)
+#define SIZES(X, type) X(type, 8) X(type, 4) X(type, 2) X(type, 1)
 #define FLOAT_SIZES(X, type) X(type, 8) X(type, 4) X(type, 1)
-static const uint32_t sizes[] = {12, 8, 4, 2, 1}, float_sizes[] = {8, 4, 1};
-enum { TILE_ROWS = 12 };
+static const uint32_t sizes[] = {8, 4, 2, 1}, float_sizes[] = {8, 4, 1};
+enum { TILE_ROWS = 8, PANELS = 4 };
 #elif KVP__LEVEL == KVP_CPU_GENERIC
 #define SIZES(X, type) X(type, 1)
 #define FLOAT_SIZES(X, type) X(type, 1)
 static const uint32_t sizes[] = {1}, float_sizes[] = {1};
-enum { TILE_ROWS = 4 };
-#define UNROLL
+enum { TILE_ROWS = 4, PANELS = 4 };
 #else
 #define SIZES(X, type) X(type, 4) X(type, 2) X(type, 1)
 #define FLOAT_SIZES(X, type) X(type, 6) X(type, 3) X(type, 1)
 static const uint32_t sizes[] = {4, 2, 1}, float_sizes[] = {6, 3, 1};
-enum { TILE_ROWS = 6 };
+enum { TILE_ROWS = 6, PANELS = 4 };
 #endif
-
-#ifndef UNROLL
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-#define ONCE _Pragma("GCC unroll 1")
 
 /* Activations that are gone through for each panel: they should stay in the second cache. */
-enum { ROW_BYTES = 192 << 10, AHEAD = 4096 };
-
-/* --- reading panels --- */
-
-/* Group c of a block's quants. */
-KVP__INLINE vb quants(uint32_t type, const uint8_t *planes, uint32_t c)
-{
-    kvp__panel p = kvp__panel_of(type);
-    const uint8_t *high = planes + kvp__panel_low_bytes(p);
-    vb v;
-    if (p.low_bits == 8) return vb_load(planes + 64 * c);
-    if (p.low_bits == 4) {
-        v = vb_load(planes + 64 * (c % 4));
-        v = vb_and(c < 4 ? v : vb_shr(v, 4), vb_set1(15));
-    } else {
-        v = vb_load(planes + 64 * (c / 4));
-        v = vb_and(c % 4 ? vb_shr(v, 2 * (c % 4)) : v, vb_set1(3));
-    }
-    if (p.high_bits) {
-        uint32_t from = p.high_bits == 2 ? 2 * (c % 4) : c;
-        vb h = vb_load(p.high_bits == 2 ? high + 64 * (c / 4) : high);
-        if (from < p.low_bits) h = vb_shl(h, p.low_bits - from);
-        if (from > p.low_bits) h = vb_shr(h, from - p.low_bits);
-        v = vb_or(v, vb_and(h, vb_set1((uint8_t)(((1u << p.high_bits) - 1u) << p.low_bits))));
-    }
-    return v;
-}
-
-/* What a block's integer sums are made with; of use only where the type has them. */
-typedef struct small {
-    vi half[2];         /* integer scales of the halves, each twice as two int16 */
-    vi offset_pair;     /* int16 pairs: what the half sums of the activations are multiplied by */
-    vi minimum_pair;    /* the integer minima of the halves */
-} small;
-
-/* And what they are multiplied by. */
-typedef struct scales {
-    vf scale, minimum;  /* minimum as it is added; of types with halves, of their integer minima */
-} scales;
-
-/* The members of block s's six-bit pairs. */
-KVP__INLINE vi pair_first(const uint8_t *pairs, uint32_t s)
-{
-    vi low = vi_and(vi_shr(vb_vi(vb_load(pairs)), (int)(4 * s)), vi_set1(15));
-    vi high = vi_and(vi_shr(vb_vi(vb_load(pairs + 128)), (int)(2 * s)), vi_set1(3));
-    return vi_or(low, vi_shl(high, 4));
-}
-
-KVP__INLINE vi pair_second(const uint8_t *pairs, uint32_t s)
-{
-    vi low = vi_and(vi_shr(vb_vi(vb_load(pairs + 64)), (int)(4 * s)), vi_set1(15));
-    vi high = vi_and(vi_shr(vb_vi(vb_load(pairs + 128)), (int)(16 + 2 * s)), vi_set1(3));
-    return vi_or(low, vi_shl(high, 4));
-}
-
-KVP__INLINE vi pack_pair(vi a, vi b)
-{
-    return vi_or(vi_and(a, vi_set1(0xffff)), vi_shl(b, 16));
-}
-
-KVP__INLINE vf halves_at(const uint8_t *p) { return vf_load_f16((const uint16_t *)(const void *)p); }
-
-KVP__INLINE small read_small(uint32_t type, const uint8_t *super, const uint8_t *block, uint32_t s)
-{
-    kvp__panel p = kvp__panel_of(type);
-    const uint8_t *pairs = super + p.super_head - KVP__PAIRS_BYTES;
-    small r;
-    r.half[0] = r.half[1] = r.offset_pair = r.minimum_pair = vi_zero();
-    if (!p.halves) {
-        int32_t off = type == KVP__Q8_0 ? VD_S8_EXCESS : p.offset;
-        r.offset_pair = vi_set1((int32_t)((uint32_t)(-off & 0xffff) * 0x10001u));
-        return r;
-    }
-    vi a, b;
-    if (type == KVP__Q2_K) {
-        vi ta = vi_load_u8(block), tb = vi_load_u8(block + KVP__LANES);
-        a = vi_and(ta, vi_set1(15));
-        b = vi_and(tb, vi_set1(15));
-        r.minimum_pair = pack_pair(vi_shr(ta, 4), vi_shr(tb, 4));
-    } else if (type == KVP__Q3_K) {
-        a = vi_sub(pair_first(pairs, s), vi_set1(32));
-        b = vi_sub(pair_second(pairs, s), vi_set1(32));
-    } else {
-        a = vi_load_s8((const int8_t *)block);
-        b = vi_load_s8((const int8_t *)block + KVP__LANES);
-    }
-    r.half[0] = pack_pair(a, a);
-    r.half[1] = pack_pair(b, b);
-    if (p.offset) {
-        vi off = vi_set1(-p.offset);
-        r.offset_pair = pack_pair(vi_mul(a, off), vi_mul(b, off));
-    }
-    return r;
-}
-
-KVP__INLINE scales read_scales(uint32_t type, const uint8_t *super, uint32_t s)
-{
-    kvp__panel p = kvp__panel_of(type);
-    const uint8_t *pairs = super + p.super_head - KVP__PAIRS_BYTES;
-    scales r;
-    r.scale = halves_at(super);
-    r.minimum = p.minimum ? halves_at(super + 32) : vf_zero();
-    if (type == KVP__Q4_K || type == KVP__Q5_K) {
-        r.scale = vf_mul(r.scale, vi_to_vf(pair_first(pairs, s)));
-        r.minimum = vf_neg(vf_mul(r.minimum, vi_to_vf(pair_second(pairs, s))));
-    }
-    if (type == KVP__Q2_K) r.minimum = vf_neg(r.minimum);
-    return r;
-}
+enum { ROW_BYTES = 192 << 10 };
 
 /* --- 8-bit activations --- */
-
-KVP__INLINE vi sums_of(const int16_t *p)
-{
-    int32_t t;
-    memcpy(&t, p, sizeof t);
-    return vi_set1(t);
-}
 
 KVP__INLINE vd step(uint32_t type, vd d, vb w, const int8_t *x)
 {
@@ -176,8 +53,7 @@ KVP__INLINE vd step(uint32_t type, vd d, vb w, const int8_t *x)
 
 /* One block for T rows: sum[t] becomes the integer sum, offsets taken off. */
 KVP__INLINE void block_sums(uint32_t type, uint32_t T, const uint8_t *planes, const small *k,
-                            const int8_t *q, size_t q_row, const int16_t *sums, size_t sums_row,
-                            vi *sum)
+                            const kvp__act_block *x, vi *sum)
 {
     kvp__panel p = kvp__panel_of(type);
     const uint32_t bits = p.low_bits + p.high_bits;
@@ -186,7 +62,7 @@ KVP__INLINE void block_sums(uint32_t type, uint32_t T, const uint8_t *planes, co
     const bool offset = type == KVP__Q8_0 ? VD_S8_EXCESS != 0 : p.offset != 0;
     vd d[TILE_ROWS];
     UNROLL for (uint32_t t = 0; t < T; t++)
-        sum[t] = offset ? vi_madd16(vi_zero(), k->offset_pair, sums_of(sums + t * sums_row))
+        sum[t] = offset ? vi_madd16(vi_zero(), k->offset_pair, sums_of(x->sums + 2 * t))
                         : vi_zero();
     UNROLL for (uint32_t i = 0; i < 8; i += run) {
         UNROLL for (uint32_t t = 0; t < T; t++) d[t] = vd_open(p.halves ? vi_zero() : sum[t]);
@@ -194,7 +70,7 @@ KVP__INLINE void block_sums(uint32_t type, uint32_t T, const uint8_t *planes, co
             /* Both halves of a unit one after the other: the sum is exact in any order. */
             uint32_t c = p.low_bits == 4 && run == 8 ? j / 2 + j % 2 * 4 : j;
             vb w = quants(type, planes, c);
-            UNROLL for (uint32_t t = 0; t < T; t++) d[t] = step(type, d[t], w, q + t * q_row + 4 * c);
+            UNROLL for (uint32_t t = 0; t < T; t++) d[t] = step(type, d[t], w, x->q + 32 * t + 4 * c);
         }
         UNROLL for (uint32_t t = 0; t < T; t++)
             sum[t] = p.halves ? vd_close_scaled(sum[t], d[t], k->half[i / 4])
@@ -202,49 +78,57 @@ KVP__INLINE void block_sums(uint32_t type, uint32_t T, const uint8_t *planes, co
     }
 }
 
-/* out[t][lane] for rows `row` to `row` + T. */
-KVP__INLINE void integer_tile(uint32_t type, uint32_t T, const uint8_t *panel, const kvp__act *x,
-                              uint32_t row, float *out)
+/* y[t] += block s of `super`, for T rows. */
+KVP__INLINE void add_block(uint32_t type, uint32_t T, const uint8_t *super, const uint8_t *block,
+                           uint32_t s, const kvp__act_block *at, vf *y)
 {
     kvp__panel p = kvp__panel_of(type);
-    const int8_t *q = x->q + row * x->q_row;
-    const float *scale = x->scale + row * x->block_row;
-    const float *scaled_sum = x->scaled_sum + row * x->block_row;
-    const int16_t *sums = x->sums + 2 * row * x->block_row;
-    const size_t q_row = x->q_row, block_row = x->block_row;
+    small k = read_small(type, super, block, s);
+    vi sum[TILE_ROWS];
+    block_sums(type, T, block + p.block_head, &k, at, sum);
+    scales f = read_scales(type, super, s); /* late: registers are needed before */
+    UNROLL for (uint32_t t = 0; t < T; t++) {
+        vf both = vf_mul(f.scale, vf_set1(at->scale[t]));
+        y[t] = vf_fma(vi_to_vf(sum[t]), both, y[t]);
+    }
+    if (p.minimum && p.halves)
+        UNROLL for (uint32_t t = 0; t < T; t++) {
+            vi m = vi_madd16(vi_zero(), k.minimum_pair, sums_of(at->sums + 2 * t));
+            vf both = vf_mul(f.minimum, vf_set1(at->scale[t]));
+            y[t] = vf_fma(vi_to_vf(m), both, y[t]);
+        }
+    if (p.minimum && !p.halves)
+        UNROLL for (uint32_t t = 0; t < T; t++)
+            y[t] = vf_fma(f.minimum, vf_set1(at->scaled_sum[t]), y[t]);
+}
+
+/* Rows `row` to `row` + T, P panels: out[panel][t][lane]. */
+KVP__INLINE void integer_tile(uint32_t type, uint32_t T, uint32_t P, const uint8_t *panel,
+                              uint64_t panel_bytes, const kvp__act *x, uint32_t row, float *out)
+{
+    kvp__panel p = kvp__panel_of(type);
+    kvp__act_block at = kvp__act_at(x, row, 0);
+    const size_t next = (size_t)KVP__ACT_BYTES * x->group;
     const uint32_t supers = x->n_in / (32 * p.super);
     vf y[TILE_ROWS];
-    UNROLL for (uint32_t t = 0; t < T; t++) y[t] = vf_zero();
+    UNROLL for (uint32_t t = 0; t < T * P; t++) y[t] = vf_zero();
     ONCE for (uint32_t i = 0; i < supers; i++, panel += kvp__panel_super_bytes(p)) {
         const uint8_t *block = panel + p.super_head;
         ONCE for (uint32_t s = 0; s < p.super; s++, block += kvp__panel_block_bytes(p)) {
-            if (T <= 2)
-                UNROLL for (uint32_t b = 0; b < kvp__panel_block_bytes(p); b += 64)
-                    __builtin_prefetch(block + AHEAD + b);
-            small k = read_small(type, panel, block, s);
-            vi sum[TILE_ROWS];
-            block_sums(type, T, block + p.block_head, &k, q, q_row, sums, 2 * block_row, sum);
-            scales f = read_scales(type, panel, s); /* late: registers are needed before */
-            UNROLL for (uint32_t t = 0; t < T; t++) {
-                vf both = vf_mul(f.scale, vf_set1(scale[t * block_row]));
-                y[t] = vf_fma(vi_to_vf(sum[t]), both, y[t]);
+            UNROLL for (uint32_t n = 0; n < P; n++) {
+                const size_t beside = n * panel_bytes;
+                if (T <= 2)
+                    UNROLL for (uint32_t b = 0; b < kvp__panel_block_bytes(p); b += 64)
+                        __builtin_prefetch(block + beside + AHEAD + b);
+                add_block(type, T, panel + beside, block + beside, s, &at, y + n * T);
             }
-            if (p.minimum && p.halves)
-                UNROLL for (uint32_t t = 0; t < T; t++) {
-                    vi m = vi_madd16(vi_zero(), k.minimum_pair, sums_of(sums + 2 * t * block_row));
-                    vf both = vf_mul(f.minimum, vf_set1(scale[t * block_row]));
-                    y[t] = vf_fma(vi_to_vf(m), both, y[t]);
-                }
-            if (p.minimum && !p.halves)
-                UNROLL for (uint32_t t = 0; t < T; t++)
-                    y[t] = vf_fma(f.minimum, vf_set1(scaled_sum[t * block_row]), y[t]);
-            q += 32;
-            scale++;
-            scaled_sum++;
-            sums += 2;
+            at.q += next;
+            at.scale += next / sizeof *at.scale;
+            at.scaled_sum += next / sizeof *at.scaled_sum;
+            at.sums += next / sizeof *at.sums;
         }
     }
-    UNROLL for (uint32_t t = 0; t < T; t++) vf_store(out + KVP__LANES * t, y[t]);
+    UNROLL for (uint32_t t = 0; t < T * P; t++) vf_store(out + KVP__LANES * t, y[t]);
 }
 
 /* --- 32-bit activations --- */
@@ -325,28 +209,31 @@ typedef void tile_fn(const uint8_t *panel, uint64_t panel_bytes, const kvp__act 
         call;                                                                                      \
     }
 #define INTEGER(type, T)                                                                           \
-    TILE(integer_##type##_##T, integer_tile(KVP__##type, T, panel, x, row, out))
+    TILE(integer_##type##_##T, integer_tile(KVP__##type, T, 1, panel, panel_bytes, x, row, out))
+#define INTEGER_PANELS(type)                                                                       \
+    TILE(integer_##type##_panels,                                                                  \
+         integer_tile(KVP__##type, 1, PANELS, panel, panel_bytes, x, row, out))
 #define EXPANDED(type, T)                                                                          \
     TILE(expanded_##type##_##T, expanded_tile(KVP__##type, T, panel, x, row, out))
 #define PLAIN(type, T)                                                                             \
     TILE(plain_##type##_##T, plain_tile(KVP__##type, T, 1, panel, panel_bytes, x, row, out))
-#define FOUR_PANELS(type)                                                                          \
-    TILE(plain_##type##_panels, plain_tile(KVP__##type, 1, 4, panel, panel_bytes, x, row, out))
+#define PLAIN_PANELS(type)                                                                         \
+    TILE(plain_##type##_panels, plain_tile(KVP__##type, 1, PANELS, panel, panel_bytes, x, row, out))
 
 #define QUANTISED(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K)
 #define UNQUANTISED(X) X(F32) X(F16) X(BF16)
 
-#define DEFINE(type) SIZES(INTEGER, type) FLOAT_SIZES(EXPANDED, type)
+#define DEFINE(type) SIZES(INTEGER, type) INTEGER_PANELS(type) FLOAT_SIZES(EXPANDED, type)
 QUANTISED(DEFINE)
 #undef DEFINE
-#define DEFINE(type) FLOAT_SIZES(PLAIN, type) FOUR_PANELS(type)
+#define DEFINE(type) FLOAT_SIZES(PLAIN, type) PLAIN_PANELS(type)
 UNQUANTISED(DEFINE)
 #undef DEFINE
 
 typedef struct kind {
     tile_fn *integer[KVP__COUNT(sizes)];
     tile_fn *floats[KVP__COUNT(float_sizes)];
-    tile_fn *four_panels; /* of one row; NULL: none */
+    tile_fn *panels; /* of one row: PANELS side by side */
 } kind;
 
 #define INTEGER_NAME(type, T) integer_##type##_##T,
@@ -354,7 +241,8 @@ typedef struct kind {
 #define PLAIN_NAME(type, T) plain_##type##_##T,
 static const kind kinds[] = {
 #define ENTRY(type)                                                                                \
-    [KVP__##type] = {{SIZES(INTEGER_NAME, type)}, {FLOAT_SIZES(EXPANDED_NAME, type)}, NULL},
+    [KVP__##type] = {{SIZES(INTEGER_NAME, type)}, {FLOAT_SIZES(EXPANDED_NAME, type)},     \
+                    integer_##type##_panels},
     QUANTISED(ENTRY)
 #undef ENTRY
 #define ENTRY(type)                                                                                \
@@ -365,76 +253,59 @@ static const kind kinds[] = {
 
 /* --- going through rows and panels --- */
 
-typedef struct job {
-    const kvp__mat *w;
-    const kvp__act *x;
-    float *y;
-    size_t y_row;
-    bool add;
-} job;
-
-KVP__INLINE void finish(const job *j, uint32_t row, uint32_t rows, uint32_t panel, const float *tile)
-{
-    const uint32_t first = panel * KVP__LANES, left = j->w->n_out - first;
-    float *y = j->y + row * j->y_row + first;
-    for (uint32_t t = 0; t < rows; t++, y += j->y_row, tile += KVP__LANES) {
-        vf v = vf_load(tile);
-        if (left >= KVP__LANES)
-            vf_store(y, j->add ? vf_add(vf_load(y), v) : v);
-        else
-            vf_store_n(y, j->add ? vf_add(vf_load_n(y, left), v) : v, left);
-    }
-}
-
-/* All rows of one panel, in tiles of the sizes there are. */
-KVP__INLINE void one_panel(const job *j, tile_fn *const *tiles, const uint32_t *rows_of,
-                           kvp__span rows, uint32_t panel)
+/* All rows of one panel, in tiles of the sizes there are, each within a group of rows (32-bit
+ * activations have none). */
+KVP__INLINE void one_panel(const product *j, tile_fn *const *tiles, const uint32_t *rows_of,
+                           uint32_t group, kvp__span rows, uint32_t panel)
 {
     float tile[TILE_ROWS * KVP__LANES];
     const uint8_t *w = j->w->panels + panel * j->w->panel_bytes;
     uint32_t row = rows.first, end = rows.first + rows.count;
-    for (uint32_t i = 0; row < end;) {
-        uint32_t left = end - row, n = rows_of[i];
-        if (n > left || (n == 12 && left == 16)) { /* 16 rows are better cut 8 + 8 */
-            i++;
-            continue;
-        }
+    while (row < end) {
+        uint32_t left = end - row, inside = group ? group - row % group : left, i = 0;
+        while (rows_of[i] > left || rows_of[i] > inside) i++;
+        uint32_t n = rows_of[i];
         tiles[i](w, 0, j->x, row, tile);
-        finish(j, row, n, panel, tile);
+        store_tile(j, row, n, panel, tile);
         row += n;
     }
 }
 
-static void four_panels(const job *j, const kind *k, kvp__span rows, uint32_t panel)
+/* One row after the other. */
+static void panels_beside(const product *j, const kind *k, kvp__span rows, uint32_t panel)
 {
-    float tile[4 * KVP__LANES];
+    float tile[PANELS * KVP__LANES];
     const uint8_t *w = j->w->panels + panel * j->w->panel_bytes;
     for (uint32_t row = rows.first; row < rows.first + rows.count; row++) {
-        k->four_panels(w, j->w->panel_bytes, j->x, row, tile);
-        for (uint32_t p = 0; p < 4; p++) finish(j, row, 1, panel + p, tile + p * KVP__LANES);
+        k->panels(w, j->w->panel_bytes, j->x, row, tile);
+        for (uint32_t p = 0; p < PANELS; p++) store_tile(j, row, 1, panel + p, tile + p * KVP__LANES);
     }
 }
 
 void KVP__AT(matmul)(const kvp__mat *w, const kvp__act *x, kvp__span rows, kvp__span panels, float *y,
                      size_t y_row, bool add)
 {
-    const job j = {w, x, y, y_row, add};
+    const product j = {w, x, y, y_row, add};
     const kind *k = &kinds[w->type];
-    const bool integer = k->integer[0] && x->q;
+    const bool integer = k->integer[0] && x->blocks;
     const uint32_t row_bytes = integer ? w->n_in : 4 * w->n_in;
-    uint32_t chunk = ROW_BYTES / row_bytes / 12 * 12; /* whole tiles at every level */
-    if (chunk < 12) chunk = 12;
+    const uint32_t unit = integer ? 16 : 12; /* whole groups, or tiles at every level */
+    uint32_t chunk = ROW_BYTES / row_bytes / unit * unit;
+    if (chunk < unit) chunk = unit;
+    /* Weights from memory come faster in several streams. */
+    const uint32_t most = integer ? 1 : k->integer[0] ? 0 : 3;
     for (uint32_t done = 0; done < rows.count; done += chunk) {
         kvp__span part = {rows.first + done, rows.count - done};
         if (part.count > chunk) part.count = chunk;
+        const bool beside = part.count <= most;
         for (uint32_t p = panels.first, end = panels.first + panels.count; p < end; p++) {
-            if (integer) {
-                one_panel(&j, k->integer, sizes, part, p);
-            } else if (k->four_panels && part.count < 4 && end - p >= 4) {
-                four_panels(&j, k, part, p);
-                p += 3;
+            if (beside && end - p >= PANELS) {
+                panels_beside(&j, k, part, p);
+                p += PANELS - 1;
+            } else if (integer) {
+                one_panel(&j, k->integer, sizes, x->group, part, p);
             } else {
-                one_panel(&j, k->floats, float_sizes, part, p);
+                one_panel(&j, k->floats, float_sizes, 0, part, p);
             }
         }
     }

@@ -3,9 +3,14 @@
  */
 #include "cpu/kernels.h"
 
+#if KVP__LEVEL == KVP_CPU_AMX
+#define BESIDE(name) .name = kvp__##name##_avx512,
+#else
+#define BESIDE(name) .name = KVP__AT(name),
+#endif
+
 const kvp__kernels KVP__AT(kernels) = {
     .level = KVP__LEVEL,
-#define FIELD(name) .name = KVP__AT(name),
-    KVP__KERNEL_LIST(FIELD)
-#undef FIELD
+    .matmul = KVP__AT(matmul),
+    KVP__KERNELS_BESIDE(BESIDE)
 };

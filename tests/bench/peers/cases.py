@@ -45,12 +45,15 @@ CASES = {c.name: c for c in (
     Case("32-shared", context=2100),
     mixed("mixed", 8000),
     mixed("mixed-short", 1000),
+    # With our packed file there, as it is from the second start on; and without one.
     Case("start", context=65, metrics=(Metric("start", "s", "seconds", False),)),
+    Case("start-packing", ask="start", context=65,
+         metrics=(Metric("start-packing", "s", "seconds", False),)),
     Case("busy", context=80, metrics=(Metric("busy"),)),
 )}
 
 USUAL = ["prefill-512", "decode", "decode-7900", "16x128", "32x512", "32-shared", "mixed", "start",
-         "busy"]
+         "start-packing", "busy"]
 RANDOM_MODEL = ["prefill-512", "decode", "decode-1", "decode-7900", "16x128"]
 
 # How many times better than the best peer (busy: than its own with a thread less, undisturbed).

@@ -74,6 +74,6 @@ class Limits:
             n = 8000 if case == "mixed" else 1000
             seconds, why = self.prompt(n)
             return n / seconds, why
-        if case == "start":  # the file is read once, then a prompt
+        if case.startswith("start"):  # the file is read once, then a prompt
             return self.facts["file_bytes"] / self.bandwidth + self.prompt(64)[0], "memory"
         return None

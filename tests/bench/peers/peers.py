@@ -103,9 +103,11 @@ class Kvpage:
 
     def __init__(self, bench, model):
         self.bench, self.model, self.version = bench, model, None
+        self.packed = os.path.join("build", os.path.basename(model) + ".packed")
 
     def command(self, case, threads):
-        return [self.bench, self.model, "--threads", str(threads), "--serve"]
+        keep = ["--packed", self.packed] if case == "start" else []
+        return [self.bench, self.model, "--threads", str(threads), "--serve", *keep]
 
     def ways(self, case):
         return [case]

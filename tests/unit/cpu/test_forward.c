@@ -643,7 +643,8 @@ static void random_schedule(rig *r, int32_t tokens[MAX_SEQS][LENGTH], float *wan
 static void schedules_do_not_show(void **state)
 {
     (void)state;
-    static const uint32_t levels[] = {0, KVP_CPU_GENERIC, KVP_CPU_AVX2, KVP_CPU_NEON};
+    static const uint32_t levels[] = {0, KVP_CPU_GENERIC, KVP_CPU_AVX2, KVP_CPU_AVX512,
+                                      KVP_CPU_NEON};
     static int32_t tokens[MAX_SEQS][LENGTH];
     for (int f = 0; f < 3; f++) {
         settings s = real_kind;

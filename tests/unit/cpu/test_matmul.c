@@ -89,10 +89,10 @@ static const kvp__kernels *kernels_at(uint32_t level)
 }
 
 /* Levels this machine runs, plain C first. */
-static uint32_t levels(const kvp__kernels *out[4])
+static uint32_t levels(const kvp__kernels *out[5])
 {
     uint32_t n = 0;
-    for (uint32_t l = KVP_CPU_GENERIC; l <= KVP_CPU_NEON; l++)
+    for (uint32_t l = KVP_CPU_GENERIC; l <= KVP_CPU_AMX; l++)
         if (kernels_at(l)) out[n++] = kernels_at(l);
     return n;
 }
@@ -183,7 +183,7 @@ static void golden_blocks_are_equal(void **state)
 static void activations_are_rounded_to_the_nearest(void **state)
 {
     (void)state;
-    const kvp__kernels *k[4];
+    const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     fixture f = setup(&oracle_types[3], 16, 544, 3);
     for (uint32_t l = 0; l < n_levels; l++) {
@@ -192,9 +192,9 @@ static void activations_are_rounded_to_the_nearest(void **state)
         for (uint32_t r = 0; r < 3; r++)
             for (uint32_t b = 0; b < f.n_in / 32; b++) {
                 const float *x = f.x + r * f.n_in + 32 * b;
-                const int8_t *q = f.quantised.q + r * f.quantised.q_row + 32 * b;
-                size_t at = r * f.quantised.block_row + b;
-                double max = 0, scale = (double)f.quantised.scale[at];
+                kvp__act_block at = kvp__act_at(&f.quantised, r, b);
+                const int8_t *q = at.q;
+                double max = 0, scale = (double)*at.scale;
                 int sum[2] = {0, 0};
                 for (uint32_t i = 0; i < 32; i++) {
                     max = fmax(max, fabs((double)x[i]));
@@ -203,10 +203,12 @@ static void activations_are_rounded_to_the_nearest(void **state)
                     assert_true(fabs(q[i] * scale - (double)x[i]) <= 0.50001 * scale);
                 }
                 assert_true(fabs(scale - max / 127) <= 1e-7 * scale);
-                assert_int_equal(f.quantised.sums[2 * at], sum[0]);
-                assert_int_equal(f.quantised.sums[2 * at + 1], sum[1]);
-                assert_true(f.quantised.scaled_sum[at] ==
-                            f.quantised.scale[at] * (float)(sum[0] + sum[1]));
+                assert_int_equal(at.sums[0], sum[0]);
+                assert_int_equal(at.sums[1], sum[1]);
+                assert_true(*at.scaled_sum == *at.scale * (float)(sum[0] + sum[1]));
+                kvp__act_block beyond = kvp__act_at(&f.quantised, 3, b); /* groups are of four */
+                assert_true(*beyond.scale == 0 && *beyond.scaled_sum == 0);
+                assert_true(beyond.sums[0] == 0 && beyond.sums[1] == 0);
             }
     }
     teardown(&f);
@@ -216,7 +218,7 @@ static void activations_are_rounded_to_the_nearest(void **state)
 static void strange_activations_stay_in_range(void **state)
 {
     (void)state;
-    const kvp__kernels *k[4];
+    const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     fixture f = setup(&oracle_types[3], 16, 256, 1);
     float *x = f.x;
@@ -234,17 +236,15 @@ static void strange_activations_stay_in_range(void **state)
     for (uint32_t l = 0; l < n_levels; l++) {
         memset(f.workspace, 0x55, bytes);
         k[l]->quantize(&f.quantised, 0, 1);
-        const int8_t *q = f.quantised.q;
-        for (int i = 0; i < 256; i++) assert_true(q[i] >= -127);
-        for (int i = 0; i < 64; i++) assert_int_equal(q[i], 0);
-        for (int i = 1; i < 32; i++) assert_int_equal(q[64 + i], i + i % 2); /* ties to even */
-        assert_true(f.quantised.scale[0] == 0 && f.quantised.scale[1] == 0);
-        assert_true(isinf(f.quantised.scale[4]));
+        kvp__act_block at[8];
+        for (uint32_t b = 0; b < 8; b++) at[b] = kvp__act_at(&f.quantised, 0, b);
+        for (int i = 0; i < 256; i++) assert_true(at[i / 32].q[i % 32] >= -127);
+        for (int i = 0; i < 64; i++) assert_int_equal(at[i / 32].q[i % 32], 0);
+        for (int i = 1; i < 32; i++) assert_int_equal(at[2].q[i], i + i % 2); /* ties to even */
+        assert_true(*at[0].scale == 0 && *at[1].scale == 0);
+        assert_true(isinf(*at[4].scale));
         if (l == 0) memcpy(first, f.workspace, bytes);
-        assert_memory_equal(q, first, 160); /* a NaN's own bits may differ */
-        assert_memory_equal(f.quantised.scale,
-                            first + ((uint8_t *)f.quantised.scale - (uint8_t *)f.workspace),
-                            5 * sizeof(float));
+        assert_memory_equal(at[0].q, first, 5 * KVP__ACT_BYTES); /* a NaN's own bits may differ */
     }
     free(first);
     teardown(&f);
@@ -259,9 +259,8 @@ static void check_product(const fixture *f, const float *y, bool eight_bits, con
         for (uint32_t o = 0; o < f->n_out; o++) {
             double want = 0, magnitude = 0;
             for (uint32_t n = 0; n < f->n_in; n++) {
-                size_t block = r * f->quantised.block_row + n / 32;
-                double x = eight_bits ? (double)f->quantised.scale[block] *
-                                            f->quantised.q[r * f->quantised.q_row + n]
+                kvp__act_block at = kvp__act_at(&f->quantised, r, n / 32);
+                double x = eight_bits ? (double)*at.scale * at.q[n % 32]
                                       : (double)f->x[r * f->n_in + n];
                 double t = x * oracle_weight(f->type, f->raw + o * f->row_bytes, n);
                 want += t;
@@ -277,14 +276,14 @@ static void check_product(const fixture *f, const float *y, bool eight_bits, con
 
 static const char *level_name(const kvp__kernels *k)
 {
-    static const char *const names[] = {"", "plain C", "AVX2", "AVX-512", "NEON", "NEON dot"};
+    static const char *const names[] = {"", "plain C", "AVX2", "AVX-512", "NEON", "AMX", "NEON dot"};
     return names[k->level];
 }
 
 static void products_match_the_definition(void **state)
 {
     (void)state;
-    const kvp__kernels *k[4];
+    const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     for (uint32_t i = 0; i < ORACLE_TYPES; i++) {
         fixture f = setup(&oracle_types[i], 41, 512, 7);
@@ -311,7 +310,7 @@ static void bits_are_the_committed_ones(void **state)
 {
     (void)state;
     const uint64_t committed = 0x38da5ef83a713f9cu;
-    const kvp__kernels *k[4];
+    const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     for (uint32_t l = 0; l < n_levels; l++) {
         uint64_t hash = 0xcbf29ce484222325u;
@@ -337,7 +336,7 @@ static void odd_widths_match_too(void **state)
 {
     (void)state;
     static const uint32_t plain[] = {1, 2, 17, 31, 100}, small[] = {32, 96, 160}, k_type[] = {256, 768};
-    const kvp__kernels *k[4];
+    const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     for (uint32_t i = 0; i < ORACLE_TYPES; i++) {
         const oracle_type *t = &oracle_types[i];
@@ -362,7 +361,7 @@ static void odd_widths_match_too(void **state)
 static void extreme_quants_do_not_overflow(void **state)
 {
     (void)state;
-    const kvp__kernels *k[4];
+    const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     for (uint32_t i = 0; i < ORACLE_TYPES; i++) {
         if (!takes_8_bits(&oracle_types[i])) continue;
@@ -404,7 +403,7 @@ static void extreme_quants_do_not_overflow(void **state)
 static void rows_do_not_depend_on_company(void **state)
 {
     (void)state;
-    const kvp__kernels *k[4];
+    const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     for (uint32_t i = 0; i < ORACLE_TYPES; i++) {
         fixture f = setup(&oracle_types[i], 100, 256, MAX_ROWS);
@@ -465,7 +464,7 @@ static void long_batches_are_cut_without_a_trace(void **state)
 static void adding_adds(void **state)
 {
     (void)state;
-    const kvp__kernels *k[4];
+    const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     for (uint32_t i = 0; i < ORACLE_TYPES; i++) {
         fixture f = setup(&oracle_types[i], 35, 256, 6);
@@ -499,6 +498,8 @@ static void levels_are_capped(void **state)
     assert_int_equal(kvp__cpu_level(KVP_CPU_NEON), KVP_CPU_GENERIC);
     assert_true(kvp__cpu_level(KVP_CPU_AVX512) >= kvp__cpu_level(KVP_CPU_AVX2));
     assert_true(kvp__cpu_level(KVP_CPU_AVX2) <= KVP_CPU_AVX2);
+    assert_true(kvp__cpu_level(KVP_CPU_AVX512) <= KVP_CPU_AVX512);
+    assert_true(kvp__cpu_level(KVP_CPU_AMX) >= kvp__cpu_level(KVP_CPU_AVX512));
     assert_null(kvp__kernels_get(KVP_CPU_NEON));
 #elif defined(__aarch64__)
     assert_int_equal(best, KVP_CPU_NEON);
@@ -507,7 +508,7 @@ static void levels_are_capped(void **state)
 #endif
     assert_null(kvp__kernels_get(0));
     assert_null(kvp__kernels_get(77));
-    for (uint32_t l = 1; l <= KVP_CPU_NEON; l++)
+    for (uint32_t l = 1; l <= KVP_CPU_AMX; l++)
         if (kernels_at(l) && l != KVP_CPU_NEON) assert_int_equal(kernels_at(l)->level, l);
 }
 
