@@ -757,7 +757,8 @@ typedef struct kvp_batch_options {
     int32_t threads;           /* of a team of its own; 0: one per core; KVP_THREADS_INLINE */
     kvp_team *team;            /* kept alive by the batch; NULL: as `threads` says */
     uint64_t inline_budget_ns; /* of one inline kvp_step; 0: 2 ms */
-    uint32_t chunk_tokens;     /* of one prompt in one step; 0: 256 */
+    uint32_t chunk_tokens;     /* of one prompt in one step; 0: 256, and less deep in a prompt while
+                                  others generate, so that steps take about equally long */
     uint32_t pad0;
 } kvp_batch_options;
 KVP_API void kvp_batch_options_init(kvp_batch_options *out, size_t size);

@@ -210,6 +210,20 @@ static void find_tiles(const kvp__attention *a, const kvp__item *i, uint32_t seg
     }
 }
 
+/* The keys of the item's next segment, to be asked for in time, where they lie in tiles. */
+static void find_next(const kvp__attention *a, const kvp__item *i, uint32_t segment, bench *b)
+{
+    kvp__segment *s = &b->segment;
+    const kvp__work_seq *last = seq_of(a, i, i->n_tokens - 1);
+    uint32_t end_key = last->first_pos + (row_of(a, i, i->n_tokens - 1) - last->first_row) + 1;
+    uint32_t first = segment * KVP__SEGMENT_TILES;
+    for (uint32_t t = 0; t < KVP__SEGMENT_TILES; t++) {
+        bool there = segment < i->end_segment && (first + t) * KVP__TILE < end_key &&
+                     a->store->layout.tile == KVP__TILE;
+        s->next_k[t] = there ? key_tile(a, i, first + t, end_key, NULL) : NULL;
+    }
+}
+
 static void write_rows(const kvp__attention *a, const kvp__item *i, const bench *b)
 {
     uint32_t dim = a->items->value_dim, width = b->segment.v_row;
@@ -335,6 +349,7 @@ void kvp__item_run(const kvp__attention *a, uint32_t item, void *scratch)
     for (uint32_t g = i->first_segment; g < i->end_segment; g++) {
         see(a, i, g, b);
         find_tiles(a, i, g, b);
+        find_next(a, i, g + 1, b);
         if (sp && !i->shared) {
             uint64_t slot = slot_of(sp, g, s->n_rows);
             s->max = a->partials.max + slot;

@@ -48,7 +48,8 @@ uint64_t kvp__cpu_workspace_bytes(const kvp__model *m, uint32_t max_rows, uint32
                                   uint32_t max_positions);
 kvp_status kvp__cpu_runner_create(const kvp__runner_options *o, kvp__runner **out, kvp_error *err);
 void kvp__cpu_runner_destroy(kvp__runner *r);
-kvp_status kvp__cpu_launch(kvp__runner *r, const kvp__work *work);
+kvp_status kvp__cpu_prepare(kvp__runner *r, const kvp__work *work);
+kvp_status kvp__cpu_launch(kvp__runner *r);
 void kvp__cpu_advance(kvp__runner *r, uint64_t until);
 void kvp__cpu_cancel(kvp__runner *r);
 kvp_status kvp__cpu_poll(const kvp__runner *r);

@@ -138,6 +138,7 @@ const kvp__device kvp__cpu_device = {
     .slab_align = KVP__CACHE_LINE,
     .runner_create = kvp__cpu_runner_create,
     .runner_destroy = kvp__cpu_runner_destroy,
+    .prepare = kvp__cpu_prepare,
     .launch = kvp__cpu_launch,
     .advance = kvp__cpu_advance,
     .cancel = kvp__cpu_cancel,

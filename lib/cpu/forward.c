@@ -642,10 +642,15 @@ static void start(kvp__runner *r, void (*done)(void *), void *user)
     if (r->team) kvp__team_start(r->team, &r->program);
 }
 
-kvp_status kvp__cpu_launch(kvp__runner *r, const kvp__work *work)
+kvp_status kvp__cpu_prepare(kvp__runner *r, const kvp__work *work)
 {
     build_program(r, work);
-    start(r, step_done, (void *)(uintptr_t)work);
+    return KVP_OK;
+}
+
+kvp_status kvp__cpu_launch(kvp__runner *r)
+{
+    start(r, step_done, (void *)(uintptr_t)r->work);
     return KVP_OK;
 }
 

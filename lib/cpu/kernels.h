@@ -112,6 +112,7 @@ typedef struct kvp__segment {
     float softcap;               /* 0: none */
     const void *k[KVP__SEGMENT_TILES]; /* [key_dim][16]; only tiles that some row sees are read */
     const void *v[KVP__SEGMENT_TILES]; /* [16][v_row] */
+    const void *next_k[KVP__SEGMENT_TILES]; /* to be asked for meanwhile; NULL: nothing */
     const float *q;              /* [n_rows], q_row apart, the scale already in */
     size_t q_row;
     const uint16_t *lo, *hi;     /* row r sees the keys lo[r] to hi[r] - 1; neither falls from row to

@@ -7,7 +7,7 @@
  *     weights   packed from a model's tensors; shared by pools; immutable
  *     store     the memory of one pool's blocks
  *     runner    what one batch needs to run steps: workspace for its largest step, and a team
- * All memory is taken at creation; launch, advance, poll and attend allocate nothing.
+ * All memory is taken at creation; prepare, launch, advance, poll and attend allocate nothing.
  */
 #ifndef KVP_DEVICE_DEVICE_H
 #define KVP_DEVICE_DEVICE_H
@@ -101,9 +101,11 @@ typedef struct kvp__device {
     kvp_status (*runner_create)(const kvp__runner_options *o, kvp__runner **out, kvp_error *err);
     void (*runner_destroy)(kvp__runner *r); /* no step is in flight */
 
-    /* Starts a step. With a team it returns at once and `done` is called later; inline, the step
-     * is run by advance. One step at a time. */
-    kvp_status (*launch)(kvp__runner *r, const kvp__work *work);
+    /* Makes a step ready, as far as it can be before anything runs; `work` stays until it is over. */
+    kvp_status (*prepare)(kvp__runner *r, const kvp__work *work);
+    /* Starts the step that was prepared. With a team it returns at once and `done` is called later;
+     * inline, the step is run by advance. One step at a time. */
+    kvp_status (*launch)(kvp__runner *r);
     /* Inline only: computes until the step is over (`done` was called) or the clock hook passes
      * `until`. With a team: nothing. */
     void (*advance)(kvp__runner *r, uint64_t until);

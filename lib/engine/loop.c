@@ -23,6 +23,22 @@ static kvp_status check_range(const char *what, uint32_t value, uint32_t most, k
                      (unsigned)most);
 }
 
+/* Keys whose attention costs a row as much as its matrix products, taken that a multiply-add of
+ * attention, in floats, takes as long as three of theirs, in bytes. */
+static uint32_t level_tokens(const kvp__model *m)
+{
+    const kvp__arch *a = &m->arch;
+    uint64_t products = 0, of_key = 0;
+    for (uint32_t i = 0; i < a->n_layers; i++) {
+        const kvp__layer *l = &a->layers[i];
+        const uint64_t heads = a->query_heads, kv = l->kv_heads;
+        products += (uint64_t)a->width * (heads * (a->key_dim + a->value_dim) +
+                                          kv * (a->key_dim + a->value_dim) + 3ull * a->feed_forward);
+        if (l->window == 0) of_key += heads * (a->key_dim + a->value_dim);
+    }
+    return of_key ? (uint32_t)kvp__min64(products / (3 * of_key) + 1, UINT32_MAX) : 0;
+}
+
 static kvp_status fill_options(kvp_batch_options *o, kvp_error *err)
 {
     if (!o->token_budget) o->token_budget = KVP__DEFAULT_BUDGET;
@@ -186,6 +202,7 @@ kvp_status kvp__loop_create(kvp__loop **out, kvp__cache *c, const kvp_batch_opti
     kvp__sched_options so = {.token_budget = o.token_budget, .max_sequences = l->max_sequences,
                              .watermark = o.watermark, .prefill_share = o.prefill_share,
                              .chunk_tokens = o.chunk_tokens};
+    if (!options->chunk_tokens) so.level_tokens = level_tokens(&c->model->model);
     s = kvp__sched_init(&l->sched, hooks_of(l), &so, &c->pool, kvp__cache_prefix(c), &c->holders,
                         err);
     if (s == KVP_OK) s = take_team(l, &o, err);

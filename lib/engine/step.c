@@ -276,8 +276,8 @@ void kvp__loop_drop_flight(kvp__loop *l)
 
 /* --- the call --- */
 
-/* Sends off what was prepared: to the device, or as a view to the host. */
-static kvp_status send_off(kvp__loop *l, kvp_error *err)
+/* Makes what was planned ready for the device, or a view for the host. */
+static kvp_status make_ready(kvp__loop *l, kvp_error *err)
 {
     const kvp__device *d = l->cache->device;
     kvp_status s = kvp__work_check(&l->work, &l->cache->layout, err);
@@ -289,7 +289,7 @@ static kvp_status send_off(kvp__loop *l, kvp_error *err)
         return KVP_OK;
     }
     l->flight = KVP__FLIGHT_DEVICE;
-    s = d->launch(l->runner, &l->work);
+    s = d->prepare(l->runner, &l->work);
     return s == KVP_OK ? s : kvp__fail(err, s, "the device took no step");
 }
 
@@ -299,17 +299,22 @@ static void launch(kvp__loop *l)
     const kvp__sched_step *step = kvp__sched_plan(&l->sched);
     kvp__loop_note_plan(l, step);
     l->step = step;
+    kvp_error e = {.size = sizeof e};
+    kvp_status s = KVP_OK;
     if (step->n_rows) {
-        kvp_error e = {.size = sizeof e};
         kvp__loop_prepare(l, step);
-        kvp_status s = send_off(l, &e);
-        if (s != KVP_OK) {
-            kvp__sched_abort(&l->sched);
-            kvp__loop_land(l);
-            fail(l, s, e.text);
-        }
+        s = make_ready(l, &e);
     }
+    /* Workers that wake up may take this thread's core from here on. */
     count(&l->plan_ns, kvp__now(hooks_of(l)) - t);
+    if (s == KVP_OK && l->flight == KVP__FLIGHT_DEVICE) {
+        s = l->cache->device->launch(l->runner);
+        if (s != KVP_OK) kvp__fail(&e, s, "the device took no step");
+    }
+    if (s == KVP_OK) return;
+    kvp__sched_abort(&l->sched);
+    kvp__loop_land(l);
+    fail(l, s, e.text);
 }
 
 /* What kvp_step says, the deadline, and the bell, from the state that is left. */

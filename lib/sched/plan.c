@@ -166,10 +166,22 @@ static void plan_decodes(kvp__sched *s, uint32_t quota)
 
 static uint32_t rows_left(const kvp__sched *s) { return s->o.token_budget - s->step.n_rows; }
 
+/* Rows at depth `computed` that take as long as a whole chunk at the beginning: a row there costs
+ * 1 + depth / level_tokens. */
+static uint64_t level_chunk(const kvp__sched *s, uint64_t computed)
+{
+    uint64_t chunk = s->o.chunk_tokens, level = s->o.level_tokens;
+    uint64_t rows = chunk * (2 * level + chunk) / (2 * level + 2 * computed + chunk);
+    return kvp__max64(rows, chunk / 8 + 1);
+}
+
 static uint32_t chunk_of(const kvp__sched *s, const kvp__sched_entry *e)
 {
     uint64_t rest = e->seq->length - e->seq->computed;
-    return (uint32_t)kvp__min64(rest, kvp__min64(s->o.chunk_tokens, rows_left(s)));
+    uint64_t most = kvp__min64(s->o.chunk_tokens, rows_left(s));
+    if (s->o.level_tokens && s->decode.count)
+        most = kvp__min64(most, level_chunk(s, e->seq->computed));
+    return (uint32_t)kvp__min64(rest, most);
 }
 
 static void plan_prefills(kvp__sched *s)

@@ -103,6 +103,9 @@ typedef struct kvp__sched_options {
     uint32_t watermark;      /* thousandths, or KVP_WATERMARK_NONE */
     uint32_t prefill_share;  /* thousandths, or KVP_PREFILL_SHARE_NONE */
     uint32_t chunk_tokens;
+    uint32_t level_tokens;   /* keys that cost a row of a prompt as much as all else in it. Where others
+                                generate, deep chunks are made shorter by it, so that steps take equally
+                                long, but to an eighth at most; 0: no */
 } kvp__sched_options;
 
 /* One entry's share of a step: rows for positions first_pos .. first_pos + n_rows - 1. */

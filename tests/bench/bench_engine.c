@@ -21,6 +21,7 @@
  *                  the tokens per second of both together, and the 99th percentile of the gaps
  *                  between tokens of the 8
  *     mixed-short  the same with a prompt of 1,000
+ *     forks        63 forks of a computed sequence of 6,000 tokens, in microseconds
  *     start        64 new tokens to the first generated one, once: the process is what is timed
  *     memory       what a process takes beyond packed weights and KV: ask for it alone, since
  *                  it counts from the start of the process
@@ -46,6 +47,8 @@
 #define DEPTH 7900
 #define SHARED 2048
 #define MIXED_SEQS 8
+#define FORKED 6000
+#define FORKS 63
 #define MIXED_PROMPT 128
 
 static kvp_model *model;
@@ -357,6 +360,24 @@ static double mixed(void) { return mixed_with(8000); }
 static double mixed_short(void) { return mixed_with(1000); }
 
 /* Bytes beyond weights and KV at the process's largest, after a prefill and some steps of many. */
+/* The fork itself; what the children write later is theirs. */
+static double forks_63(void)
+{
+    run r = {0};
+    kvp_seq *children[FORKS];
+    add_new(&r, FORKED, 0);
+    step_until(&r, 1);
+    double start = now();
+    for (uint32_t i = 0; i < FORKS; i++) {
+        kvp_status s = kvp_seq_fork(r.seqs[0], FORKED, NULL, &children[i], NULL);
+        if (s) die("fork", s, "unexpected");
+    }
+    double took = now() - start;
+    for (uint32_t i = 0; i < FORKS; i++) kvp_seq_destroy(children[i]);
+    finish(&r);
+    return took * 1e6;
+}
+
 static double memory_beyond(void)
 {
     prefill_512();
@@ -390,6 +411,7 @@ static const struct bench_case {
     {"mixed", "tokens/s", mixed, 8192 + MIXED_SEQS * 512, 0},
     {"mixed-short", "tokens/s", mixed_short, 8192 + MIXED_SEQS * 512, 0},
     {"start", "tokens/s", first_of_64, 256, 0},
+    {"forks", "us", forks_63, 8192, 0},
     {"memory", "bytes", memory_beyond, 16 * 192, 0},
 };
 #define N_CASES (sizeof cases / sizeof cases[0])

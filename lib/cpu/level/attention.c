@@ -58,6 +58,17 @@ KVP__INLINE vf load_kv(uint32_t format, const void *base, size_t i)
     }
 }
 
+/*
+ * Tiles lie scattered, so the processor does not see what comes next: the values are asked for while
+ * scores are computed, the next segment's keys while values are summed, each line where the line at the
+ * same place is used, by the first rows alone. Into the second cache, for a segment's keys or values fill most of the first.
+ */
+KVP__INLINE void ask_for(const void *tile, size_t offset, size_t bytes)
+{
+    const char *p = (const char *)tile + offset;
+    UNROLL for (size_t i = 0; i < bytes; i += KVP__CACHE_LINE) __builtin_prefetch(p + i, 0, 2);
+}
+
 /* --- scores --- */
 
 /* `rows` rows against `tiles` tiles from tile t on, both known when this is inlined. */
@@ -69,10 +80,19 @@ KVP__INLINE void score_micro(const kvp__segment *s, uint32_t format, uint32_t ro
         UNROLL for (uint32_t i = 0; i < tiles; i++) acc[r][i] = vf_zero();
     const float *q = s->q + row * s->q_row;
     size_t q_row = s->q_row;
+    const size_t line = KVP__CACHE_LINE / (KVP__TILE * kv_size(format)); /* 1 or 2 elements */
+    const void *keys[4], *values[4];
+    UNROLL for (uint32_t i = 0; i < tiles; i++) {
+        keys[i] = s->k[t + i];
+        values[i] = s->v[t + i];
+    }
     for (uint32_t d = 0; d < s->key_dim; d++) {
         vf k[4];
+        if (row == 0 && d % line == 0)
+            UNROLL for (uint32_t i = 0; i < tiles; i++)
+                ask_for(values[i], (size_t)d * KVP__TILE * kv_size(format), 1);
         UNROLL for (uint32_t i = 0; i < tiles; i++)
-            k[i] = load_kv(format, s->k[t + i], (size_t)d * KVP__TILE);
+            k[i] = load_kv(format, keys[i], (size_t)d * KVP__TILE);
         UNROLL for (uint32_t r = 0; r < rows; r++) {
             vf x = vf_set1(q[r * q_row + d]);
             UNROLL for (uint32_t i = 0; i < tiles; i++) acc[r][i] = vf_fma(k[i], x, acc[r][i]);
@@ -171,10 +191,12 @@ KVP__INLINE void value_micro(const kvp__segment *s, uint32_t format, uint32_t ro
     while (key < end) {
         uint32_t tile = key / KVP__TILE, stop = (tile + 1) * KVP__TILE;
         if (stop > end) stop = end;
-        const char *v = (const char *)s->v[tile] +
-                        ((size_t)(key % KVP__TILE) * v_row + column) * kv_size(format);
-        for (; key < stop; key++, v += v_row * kv_size(format)) {
+        size_t at = ((size_t)(key % KVP__TILE) * v_row + column) * kv_size(format);
+        const char *v = (const char *)s->v[tile] + at;
+        const char *next = s->next_k[tile] ? (const char *)s->next_k[tile] + at : v;
+        for (; key < stop; key++, v += v_row * kv_size(format), next += v_row * kv_size(format)) {
             vf x[4];
+            if (row == 0) ask_for(next, 0, chunks * KVP__LANES * kv_size(format));
             UNROLL for (uint32_t i = 0; i < chunks; i++)
                 x[i] = load_kv(format, v, (size_t)i * KVP__LANES);
             UNROLL for (uint32_t r = 0; r < rows; r++) {

@@ -223,7 +223,7 @@ static tiny *tiny_make(const settings *s)
     a->output = s->tied ? a->token_embedding
                         : tensor(t, s->type, s->width, s->vocabulary, 0.3f, 0);
     fill_geometry(t);
-    t->m.source = (kvp__source){t, t->used, read_data, NULL};
+    t->m.source = (kvp__source){.user = t, .bytes = t->used, .read = read_data};
     return t;
 }
 
@@ -490,7 +490,8 @@ static void step(rig *r, const share *shares, uint32_t n_shares, float *logits)
     r->logits = logits;
     r->posts = 0;
     atomic_store(&r->done, 0);
-    assert_int_equal(cpu->launch(r->runner, &w), KVP_OK);
+    assert_int_equal(cpu->prepare(r->runner, &w), KVP_OK);
+    assert_int_equal(cpu->launch(r->runner), KVP_OK);
     while (cpu->poll(r->runner) == KVP_AGAIN) {
         cpu->advance(r->runner, kvp__now(&hooks) + 100000);
         sched_yield();
@@ -779,7 +780,8 @@ static void only_wanted_rows_are_posted(void **state)
                 r->logits = some;
                 r->posts = 0;
                 memset(some, 0xee, 16 * row);
-                assert_int_equal(cpu->launch(r->runner, &w), KVP_OK);
+                assert_int_equal(cpu->prepare(r->runner, &w), KVP_OK);
+                assert_int_equal(cpu->launch(r->runner), KVP_OK);
                 while (cpu->poll(r->runner) == KVP_AGAIN)
                     if (threads) sched_yield();
                     else cpu->advance(r->runner, UINT64_MAX);
@@ -829,7 +831,8 @@ static void copies_come_first(void **state)
     w.post = take_logits;
     w.user = r;
     r->logits = got;
-    assert_int_equal(cpu->launch(r->runner, &w), KVP_OK);
+    assert_int_equal(cpu->prepare(r->runner, &w), KVP_OK);
+    assert_int_equal(cpu->launch(r->runner), KVP_OK);
     while (cpu->poll(r->runner) == KVP_AGAIN) sched_yield();
     assert_memory_equal(got, want + (size_t)23 * s.vocabulary, s.vocabulary * sizeof *got);
     rig_close(r);
@@ -869,7 +872,8 @@ static void cancelled_steps_end(void **state)
     w.done = step_over;
     w.user = r;
     r->logits = got;
-    assert_int_equal(cpu->launch(r->runner, &w), KVP_OK);
+    assert_int_equal(cpu->prepare(r->runner, &w), KVP_OK);
+    assert_int_equal(cpu->launch(r->runner), KVP_OK);
     cpu->advance(r->runner, 1); /* one chunk */
     assert_int_equal(cpu->poll(r->runner), KVP_AGAIN);
     assert_int_equal(atomic_load(&r->done), 0);
