@@ -15,14 +15,15 @@
 #include "cpu/vec.h"
 
 /*
- * MICRO rows share one load of keys or values. `beside` says how many tiles, or chunks of 16 columns,
+ * Up to MICRO rows, or just WIDE, share one load of keys or values. `beside` says how many tiles, or chunks of 16 columns,
  * go with so many rows: as many accumulators as there are registers. BY_ROWS makes the number of
  * rows, and with it the length of every inner loop, a constant.
  */
 #if KVP__LEVEL == KVP_CPU_GENERIC
 #define UNROLL
 #define MICRO 2u
-static const uint8_t beside[MICRO + 1] = {0, 1, 1};
+#define WIDE MICRO
+static const uint8_t beside[WIDE + 1] = {0, 1, 1};
 #define BY_ROWS(call, rows)                                                                        \
     switch (rows) {                                                                                \
     case 1: call(1); break;                                                                        \
@@ -32,9 +33,13 @@ static const uint8_t beside[MICRO + 1] = {0, 1, 1};
 #define UNROLL _Pragma("GCC unroll 16")
 #define MICRO 6u
 #if KVP__LEVEL == KVP_CPU_AVX512
-static const uint8_t beside[MICRO + 1] = {0, 4, 4, 4, 2, 2, 2};
+#define WIDE 12u
+static const uint8_t beside[WIDE + 1] = {0, 4, 4, 4, 2, 2, 2, [WIDE] = 2};
+#define IF_WIDE(call) case WIDE: call(WIDE); break;
 #else
-static const uint8_t beside[MICRO + 1] = {0, 4, 2, 2, 1, 1, 1};
+#define WIDE MICRO
+static const uint8_t beside[WIDE + 1] = {0, 4, 2, 2, 1, 1, 1};
+#define IF_WIDE(call)
 #endif
 #define BY_ROWS(call, rows)                                                                        \
     switch (rows) {                                                                                \
@@ -43,6 +48,7 @@ static const uint8_t beside[MICRO + 1] = {0, 4, 2, 2, 1, 1, 1};
     case 3: call(3); break;                                                                        \
     case 4: call(4); break;                                                                        \
     case 5: call(5); break;                                                                        \
+    IF_WIDE(call)                                                                                  \
     default: call(6); break;                                                                       \
     }
 #endif
@@ -75,7 +81,7 @@ KVP__INLINE void ask_for(const void *tile, size_t offset, size_t bytes)
 KVP__INLINE void score_micro(const kvp__segment *s, uint32_t format, uint32_t rows, uint32_t tiles,
                              uint32_t row, uint32_t t)
 {
-    vf acc[MICRO][4];
+    vf acc[WIDE][4];
     UNROLL for (uint32_t r = 0; r < rows; r++)
         UNROLL for (uint32_t i = 0; i < tiles; i++) acc[r][i] = vf_zero();
     const float *q = s->q + row * s->q_row;
@@ -138,13 +144,6 @@ KVP__INLINE vm seen(uint32_t t, uint32_t lo, uint32_t hi)
     return vm_and(vm_first(above), vm_not(vm_first(below)));
 }
 
-/* e^x for x <= 0; what is below e^-64 of the greatest is nothing beside it, and as zero it cannot make
- * products too small for a normal number, each of which costs a hundred cycles. */
-KVP__INLINE vf weight_of(vf x)
-{
-    return vf_select(vf_lt(x, vf_set1(-64.0f)), vf_zero(), vf_exp(x));
-}
-
 static void softmax(const kvp__segment *s, uint32_t row)
 {
     uint32_t lo = s->lo[row], hi = s->hi[row];
@@ -165,7 +164,7 @@ static void softmax(const kvp__segment *s, uint32_t row)
     /* All scores -inf: the differences below must not be NaN; each exp is then 0. */
     vf base = vf_set1(max == -__builtin_inff() ? 0.0f : max), sum = vf_zero();
     for (uint32_t t = t0; t < t1; t++) {
-        vf e = weight_of(vf_sub(vf_load(p + t * KVP__TILE), base));
+        vf e = vf_exp_or_zero(vf_sub(vf_load(p + t * KVP__TILE), base));
         if (t == t0 || t == t1 - 1) e = vf_select(seen(t, lo, hi), e, vf_zero());
         vf_store(p + t * KVP__TILE, e);
         sum = vf_add(sum, e);
@@ -181,7 +180,7 @@ KVP__INLINE void value_micro(const kvp__segment *s, uint32_t format, uint32_t ro
                              uint32_t chunks, uint32_t row, uint32_t column, uint32_t key,
                              uint32_t end)
 {
-    vf acc[MICRO][4];
+    vf acc[WIDE][4];
     float *out = s->out + row * s->out_row + column;
     size_t out_row = s->out_row, v_row = s->v_row;
     const float *p = s->p + (size_t)row * KVP__SEGMENT;
@@ -246,6 +245,7 @@ static void values_by_token(const kvp__segment *s, uint32_t row, uint32_t rows, 
     for (uint32_t r = row, n; r < row + rows; r += n) {
         for (n = 1; r + n < row + rows && s->lo[r + n] == s->lo[r] && s->hi[r + n] == s->hi[r];)
             n++;
+        if (n > MICRO && n != WIDE) n = MICRO;
         uint32_t key = s->lo[r] > from ? s->lo[r] : from, end = s->hi[r] < to ? s->hi[r] : to;
         values(s, r, n, key, end);
     }
@@ -281,11 +281,11 @@ void KVP__AT(attend)(const kvp__segment *s)
         end = row + 1;
         if (s->lo[row] >= s->hi[row]) continue;
         while (end < s->n_rows && s->lo[end] < s->hi[end]) end++;
-        /* Groups of about equal size: eight rows are four and four, not six and two. */
-        uint32_t groups = (end - row + MICRO - 1) / MICRO;
-        for (uint32_t g = 0; g < groups; g++) {
-            uint32_t first = row + (end - row) * g / groups;
-            attend_rows(s, first, row + (end - row) * (g + 1) / groups - first);
+        for (uint32_t n; row < end; row += n) {
+            /* Groups of about equal size: eight rows are four and four, not six and two. */
+            uint32_t left = end - row, groups = (left + MICRO - 1) / MICRO;
+            n = WIDE > MICRO && left >= WIDE ? WIDE : left / groups;
+            attend_rows(s, row, n);
         }
     }
 }
@@ -303,7 +303,7 @@ void KVP__AT(merge)(kvp__row_state *state, float *acc, float max, float sum, con
         return;
     }
     float top = max > state->max ? max : state->max;
-    vf old = weight_of(vf_set1(state->max - top)), new = weight_of(vf_set1(max - top));
+    vf old = vf_exp_or_zero(vf_set1(state->max - top)), new = vf_exp_or_zero(vf_set1(max - top));
     for (uint32_t c = 0; c < dim; c += KVP__LANES)
         vf_store(acc + c, vf_fma(vf_load(segment + c), new, vf_mul(vf_load(acc + c), old)));
     float lanes[KVP__LANES];

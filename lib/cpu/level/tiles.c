@@ -1,6 +1,6 @@
 /*
- * Matrix products with AMX tiles, for quantised weights and eight rows or more; what is below goes to
- * the level under this one. See level/matmul.c for the arithmetic, which is the same bit for bit: a
+ * Matrix products with AMX tiles, for quantised weights, eight rows or more and 1,024 inputs or more; the
+ * rest goes to the level under this one. See level/matmul.c for the arithmetic, which is the same bit for bit: a
  * tile product is the exact integer sum of one block for 16 rows at once.
  *
  * A panel's weights are expanded into signed bytes once for up to MOST_GROUPS groups of rows, a slice of the input
@@ -22,6 +22,7 @@ enum {
     SLICE = 4,       /* blocks */
     RUN = 2,         /* tile products in a row */
     LEAST_ROWS = 8,
+    LEAST_IN = 1024, /* shorter rows do not make up for what a panel costs beside */
     MOST_ROWS = 16
 };
 
@@ -220,8 +221,8 @@ void KVP__AT(matmul)(const kvp__mat *w, const kvp__act *x, kvp__span rows, kvp__
                      size_t y_row, bool add)
 {
     const kvp__panel p = kvp__panel_of(w->type);
-    if (!p.super || !x->blocks || rows.count < LEAST_ROWS || x->group < LEAST_ROWS ||
-        rows.first % x->group) {
+    if (!p.super || !x->blocks || x->n_in < LEAST_IN || rows.count < LEAST_ROWS ||
+        x->group < LEAST_ROWS || rows.first % x->group) {
         kvp__matmul_avx512(w, x, rows, panels, y, y_row, add);
         return;
     }

@@ -400,7 +400,7 @@ static void rig_open(rig *r, const tiny *t, how h)
     r->h = h;
     r->model = t->m;
     r->model.cpu_level = h.level;
-    kvp__place place = {KVP_THREADS_INLINE, NULL, NULL};
+    kvp__place place = {.threads = KVP_THREADS_INLINE};
     assert_int_equal(cpu->place(&r->model, &place, &r->weights, NULL), KVP_OK);
     assert_int_equal(kvp__layout_make(&r->layout, &r->model.geometry, h.block, h.k_format,
                                       h.v_format, MAX_BLOCKS, NULL), KVP_OK);
@@ -907,7 +907,8 @@ static void placing(void **state)
     kvp_error err;
     memset(&err, 0, sizeof err);
     err.size = sizeof err;
-    kvp__place inline_place = {KVP_THREADS_INLINE, NULL, NULL}, with_two = {2, count_down, NULL};
+    kvp__place inline_place = {.threads = KVP_THREADS_INLINE};
+    kvp__place with_two = {.threads = 2, .progress = count_down};
     progress_left = -1;
     assert_int_equal(cpu->place(&t->m, &inline_place, &one, NULL), KVP_OK);
     assert_int_equal(cpu->place(&t->m, &with_two, &two, NULL), KVP_OK);

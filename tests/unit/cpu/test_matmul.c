@@ -286,7 +286,7 @@ static void products_match_the_definition(void **state)
     const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     for (uint32_t i = 0; i < ORACLE_TYPES; i++) {
-        fixture f = setup(&oracle_types[i], 41, 512, 7);
+        fixture f = setup(&oracle_types[i], 41, 1024, 11);
         float *first = take(sizeof(float) * f.rows * f.n_out);
         float *y = take(sizeof(float) * f.rows * f.n_out);
         for (int eight = 0; eight <= takes_8_bits(f.type); eight++)
@@ -406,7 +406,7 @@ static void rows_do_not_depend_on_company(void **state)
     const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     for (uint32_t i = 0; i < ORACLE_TYPES; i++) {
-        fixture f = setup(&oracle_types[i], 100, 256, MAX_ROWS);
+        fixture f = setup(&oracle_types[i], 20, 1024, MAX_ROWS);
         const uint32_t panels = kvp__mat_panels(&f.w);
         size_t bytes = sizeof(float) * f.rows * f.n_out;
         float *one = take(bytes), *y = take(bytes);
@@ -467,7 +467,7 @@ static void adding_adds(void **state)
     const kvp__kernels *k[5];
     uint32_t n_levels = levels(k);
     for (uint32_t i = 0; i < ORACLE_TYPES; i++) {
-        fixture f = setup(&oracle_types[i], 35, 256, 6);
+        fixture f = setup(&oracle_types[i], 35, 1024, 9);
         const uint32_t n = f.rows * f.n_out;
         float *plain = take(sizeof(float) * n), *sum = take(sizeof(float) * n);
         for (uint32_t l = 0; l < n_levels; l++) {

@@ -357,6 +357,39 @@ static void a_chunk_shrinks_before_anybody_is_preempted(void **state)
     sim_destroy(s);
 }
 
+/* Deep in a prompt a row costs more, so that chunks of equal cost get shorter; but only others who
+ * generate gain from that, and an eighth is the least. */
+static void deep_chunks_are_shorter_beside_others(void **state)
+{
+    (void)state;
+    sim *s = sim_create(&(sim_options){ .blocks = 400, .block_tokens = 16, .budget = 256, .chunk = 64 });
+    s->sched.o.level_tokens = 100;
+    sim_seq *prompt = sim_new(s, 1, 3000, 1, 0), *other = sim_new(s, 2, 10, 400, 0);
+    sim_add(s, prompt);
+    sim_step(s);
+    sim_step(s);
+    assert_int_equal(prompt->seq.computed, 128); /* alone: whole chunks */
+    sim_add(s, other);
+    sim_step(s);
+    assert_int_equal(other->seq.computed, 10);
+    uint32_t before = prompt->seq.computed, last = 64;
+    while (prompt->seq.computed < 2900) {
+        sim_step(s);
+        uint32_t rows = prompt->seq.computed - before;
+        /* Twice the cost, in hundredths of a row at the beginning: of these, and of a first chunk. */
+        uint64_t cost = (uint64_t)rows * (200 + 2 * before + rows), whole = 64 * (200 + 64);
+        assert_in_range(rows, 9, last);
+        if (rows > 9) assert_in_range(cost, whole * 8 / 10, whole * 12 / 10);
+        before = prompt->seq.computed;
+        last = rows;
+    }
+    assert_int_equal(last, 9);
+    sim_run(s, 500);
+    sim_expect_output(prompt);
+    sim_expect_output(other);
+    sim_destroy(s);
+}
+
 /* A waiting entry is not asked for its own blocks, so it keeps them if it does not get in. */
 static void who_does_not_get_in_keeps_what_it_has(void **state)
 {
@@ -1145,6 +1178,7 @@ int main(void)
         cmocka_unit_test(a_preempted_entry_keeps_its_place),
         cmocka_unit_test(nobody_passes_one_that_does_not_fit),
         cmocka_unit_test(a_chunk_shrinks_before_anybody_is_preempted),
+        cmocka_unit_test(deep_chunks_are_shorter_beside_others),
         cmocka_unit_test(who_does_not_get_in_keeps_what_it_has),
         cmocka_unit_test(a_cut_after_a_preemption_waits_for_the_host),
         cmocka_unit_test(blocks_of_running_prompts_are_spoken_for),
