@@ -132,9 +132,8 @@ uint32_t kvp__pool_take(kvp__pool *p, uint32_t g)
     return id;
 }
 
-void kvp__pool_retain(kvp__pool *p, uint32_t g, uint32_t id)
+static inline void retain(kvp__pool *p, kvp__pool_group *gr, uint32_t id)
 {
-    kvp__pool_group *gr = &p->groups[g];
     kvp__block *b = &gr->blocks[id];
     if (b->ref++ > 0) return;
     if (b->state == KVP__BLOCK_LIMBO) {
@@ -145,6 +144,14 @@ void kvp__pool_retain(kvp__pool *p, uint32_t g, uint32_t id)
     b->state = KVP__BLOCK_USED;
     KVP__BUMP(gr->n_idle, -1u);
     p->acquired(p->index, b->node);
+}
+
+void kvp__pool_retain(kvp__pool *p, uint32_t g, uint32_t id) { retain(p, &p->groups[g], id); }
+
+void kvp__pool_retain_all(kvp__pool *p, uint32_t g, const uint32_t *ids, uint32_t n)
+{
+    kvp__pool_group *gr = &p->groups[g];
+    for (uint32_t i = 0; i < n; i++) retain(p, gr, ids[i]);
 }
 
 void kvp__pool_release(kvp__pool *p, uint32_t g, uint32_t id)

@@ -89,6 +89,7 @@ uint32_t kvp__pool_take(kvp__pool *p, uint32_t g);
  * prefix; limbo, while the fence is up. Release a sequence's blocks tail first: then idle nodes are
  * evicted leaf first by age alone. */
 void kvp__pool_retain(kvp__pool *p, uint32_t g, uint32_t id);
+void kvp__pool_retain_all(kvp__pool *p, uint32_t g, const uint32_t *ids, uint32_t n);
 void kvp__pool_release(kvp__pool *p, uint32_t g, uint32_t id);
 
 /* Turns a holder into the hold of a copy of `tokens` tokens, and back. A hold keeps the block from

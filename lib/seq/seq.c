@@ -158,7 +158,7 @@ kvp_status kvp__seq_fork(kvp__seq *s, uint32_t length, kvp__seq *child, kvp_erro
         /* The copy may still be undone, and its source has all that the child sees. */
         if (s->copy_kind != KVP__COPY_NONE && s->copy_block < n)
             c.tables[g][s->copy_block] = s->copy_src[g];
-        for (uint32_t k = 0; k < n; k++) kvp__pool_retain(s->pool, g, c.tables[g][k]);
+        kvp__pool_retain_all(s->pool, g, c.tables[g], n);
     }
     if (length) {
         c.buffer = s->buffer;

@@ -49,6 +49,7 @@
 #define MIXED_SEQS 8
 #define FORKED 6000
 #define FORKS 63
+#define FORK_TIMES 9
 #define MIXED_PROMPT 128
 
 static kvp_model *model;
@@ -367,15 +368,19 @@ static double forks_63(void)
     kvp_seq *children[FORKS];
     add_new(&r, FORKED, 0);
     step_until(&r, 1);
-    double start = now();
-    for (uint32_t i = 0; i < FORKS; i++) {
-        kvp_status s = kvp_seq_fork(r.seqs[0], FORKED, NULL, &children[i], NULL);
-        if (s) die("fork", s, "unexpected");
+    double took[FORK_TIMES];
+    for (uint32_t n = 0; n < FORK_TIMES; n++) {
+        double start = now();
+        for (uint32_t i = 0; i < FORKS; i++) {
+            kvp_status s = kvp_seq_fork(r.seqs[0], FORKED, NULL, &children[i], NULL);
+            if (s) die("fork", s, "unexpected");
+        }
+        took[n] = (now() - start) * 1e6;
+        for (uint32_t i = 0; i < FORKS; i++) kvp_seq_destroy(children[i]);
     }
-    double took = now() - start;
-    for (uint32_t i = 0; i < FORKS; i++) kvp_seq_destroy(children[i]);
     finish(&r);
-    return took * 1e6;
+    qsort(took, FORK_TIMES, sizeof took[0], ascending);
+    return took[FORK_TIMES / 2];
 }
 
 static double memory_beyond(void)
