@@ -5,14 +5,14 @@
  *
  * A panel's weights are expanded into signed bytes once for up to MOST_GROUPS groups of rows, a slice of the input
  * at a time, which stays in the first cache; the results of all these rows wait in memory from one
- * slice to the next. A block's sums leave the tile through memory, while the next block is multiplied.
+ * slice to the next. Sums leave the tiles through memory.
  *
  * Types with a scale per 16 inputs multiply two half blocks. Their sums and small scales are
  * integers whose products stay below 2^24, so floats compute them exactly.
  *
  * Bytes and operations: as matmul.c, with weights read once per MOST_GROUPS groups of rows; per block, 16 outputs
  * and row one conversion, one product and one fused multiply-add (two with a minimum), which is what
- * limits it: the tile itself is busy half of the time.
+ * limits it (docs/kernels/matmul.md).
  */
 #include "cpu/product.h"
 #include "cpu/tile_amx.h"
@@ -85,11 +85,11 @@ typedef struct square {
 
 typedef int32_t tile_sums[MOST_ROWS * KVP__LANES];
 
-/* Products of blocks b to b + RUN - 1, or of half as many where they have halves. */
+/* Products of blocks b to end - 1, RUN at most, or of half as many where they have halves. */
 KVP__INLINE void multiply(bool halves, uint32_t G, uint32_t P, const square *s, uint32_t b,
-                          tile_sums sums[4][RUN])
+                          uint32_t end, tile_sums sums[4][RUN])
 {
-    ONCE for (uint32_t i = 0; i < RUN; i++) {
+    ONCE for (uint32_t i = 0, all = (end - b) * (1 + halves); i < all; i++) {
         const uint32_t block = b + (halves ? i / 2 : i), half = halves ? i % 2 : 0;
         UNROLL for (uint32_t p = 0; p < P; p++) kt_load_weights(p, s->w[p].w[block] + 256 * half);
         UNROLL for (uint32_t g = 0; g < G; g++) {
@@ -144,8 +144,8 @@ KVP__INLINE void square_of(bool halves, bool minimum, uint32_t T, uint32_t G, ui
     _Alignas(64) tile_sums sums[4][RUN];
     const uint32_t run = halves ? RUN / 2 : RUN;
     ONCE for (uint32_t b = 0; b < n; b += run) {
-        const uint32_t end = n - b < run ? n : b + run; /* what lies beyond is not added */
-        multiply(halves, G, P, s, b, sums);
+        const uint32_t end = n - b < run ? n : b + run; /* behind lies other memory */
+        multiply(halves, G, P, s, b, end, sums);
         ONCE for (uint32_t g = 0; g < G; g++)
             ONCE for (uint32_t p = 0; p < P; p++)
                 add_blocks(halves, minimum, T, &s->w[p], &s->x[g], b, end,

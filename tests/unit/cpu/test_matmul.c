@@ -2,6 +2,7 @@
  * Packing and matrix products, every type at every level this machine runs: against the format's
  * definition in double precision, and against themselves for bits (levels, row counts, splits).
  */
+#define _GNU_SOURCE
 #include "base/half.h"
 #include "cpu/kernels.h"
 #include "cpu/pack.h"
@@ -14,6 +15,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <cmocka.h>
 
 enum { MAX_ROWS = 33 };
@@ -461,6 +463,37 @@ static void long_batches_are_cut_without_a_trace(void **state)
     teardown(&f);
 }
 
+/* Behind the activations lies memory that must not be read: an odd number of blocks, and groups that
+ * are not full. */
+static void nothing_is_read_beyond_activations(void **state)
+{
+    (void)state;
+    const kvp__kernels *k[5];
+    uint32_t n_levels = levels(k);
+    for (uint32_t i = 0; i < ORACLE_TYPES; i++) {
+        if (!takes_8_bits(&oracle_types[i])) continue;
+        fixture f = setup(&oracle_types[i], 32, oracle_types[i].block > 32 ? 1280 : 1056, 11);
+        size_t bytes = (size_t)kvp__act_bytes(f.rows, f.n_in), page = 65536;
+        size_t room = (bytes + page - 1) / page * page;
+        uint8_t *p = mmap(NULL, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_true(p != MAP_FAILED);
+        assert_int_equal(mprotect(p + room, page, PROT_NONE), 0);
+        /* A cache line at the end keeps groups apart and holds nothing. */
+        f.quantised.blocks = p + room - (bytes - KVP__CACHE_LINE);
+        float *first = take(sizeof(float) * f.rows * f.n_out);
+        float *y = take(sizeof(float) * f.rows * f.n_out);
+        for (uint32_t l = 0; l < n_levels; l++) {
+            k[l]->quantize(&f.quantised, 0, f.rows);
+            product(k[l], &f, true, l ? y : first);
+            if (l) assert_memory_equal(y, first, sizeof(float) * f.rows * f.n_out);
+        }
+        free(first);
+        free(y);
+        assert_int_equal(munmap(p, room + page), 0);
+        teardown(&f);
+    }
+}
+
 static void adding_adds(void **state)
 {
     (void)state;
@@ -527,6 +560,7 @@ int main(void)
         cmocka_unit_test(extreme_quants_do_not_overflow),
         cmocka_unit_test(rows_do_not_depend_on_company),
         cmocka_unit_test(long_batches_are_cut_without_a_trace),
+        cmocka_unit_test(nothing_is_read_beyond_activations),
         cmocka_unit_test(adding_adds),
         cmocka_unit_test(levels_are_capped),
     };
