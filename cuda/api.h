@@ -135,13 +135,24 @@ typedef struct kvp__blas_api {
 } kvp__blas_api;
 #undef KVP__MEMBER
 
+/* A kernel file, compiled into a fatbin for several architectures: what cuModuleLoadData takes. A
+ * kernel is in exactly one of them. */
+typedef struct kvp__cuda_image {
+    const char *name;
+    const void *data;
+} kvp__cuda_image;
+
+/* image.c: those that are in this library. */
+extern const kvp__cuda_image kvp__cuda_images[];
+extern const uint32_t kvp__cuda_n_images;
+
 /* What was found, once per process. A table is NULL where the library or one of its functions is
  * missing; `missing` then says which, in one sentence. Thread: any. */
 typedef struct kvp__cuda_found {
     const kvp__cuda_api *cuda;
     const kvp__blas_api *blas;
-    const void *image;      /* the kernels, as a fatbin; NULL: built without */
-    size_t image_bytes;
+    const kvp__cuda_image *images; /* one for each kernel file */
+    uint32_t n_images;             /* 0: built without kernels */
     char missing[128];      /* empty: nothing */
 } kvp__cuda_found;
 const kvp__cuda_found *kvp__cuda_load(void);
