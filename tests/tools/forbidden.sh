@@ -1,7 +1,8 @@
 #!/bin/sh
 # The library must leave its host alone: forbidden.sh libkvpage.a
 # None of its objects may refer to what ends the process, writes to its streams, or reads or
-# changes its environment, locale, signals, working directory or random state.
+# changes its environment, locale, signals, working directory or random state. Only cuda/load.c, which
+# looks for the driver, may open libraries.
 set -eu
 ${NM:-nm} -u "$1" | awk '
     BEGIN {
@@ -22,7 +23,12 @@ ${NM:-nm} -u "$1" | awk '
     /:$/ { object = $0; next }
     $1 == "U" || $1 == "w" {
         name = $2; sub(/@.*/, "", name); count++
+        if (name == "dlopen" && object == "load.o:") { opens++; next }
         if (name in forbidden) { print object " calls " name; bad = 1 }
     }
-    END { printf "forbidden: %d references looked at\n", count; exit bad || !count }
+    END {
+        if (opens > 1) { print "more than one load.o opens libraries"; bad = 1 }
+        printf "forbidden: %d references looked at\n", count
+        exit bad || !count
+    }
 '
