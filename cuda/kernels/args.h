@@ -71,7 +71,8 @@ typedef struct kvp__cuda_copy_group {
     uint32_t k_token, v_token;        /* bytes of one token of one head; multiples of 4 */
 } kvp__cuda_copy_group;
 
-/* grid (copies, layers); blocks beyond step->n_copies or the group's layers leave. */
+/* grid (copies, layers); blocks beyond step->n_copies or the group's layers leave. No copy's dst is
+ * another's src or dst. */
 typedef struct kvp__copy_args {
     const kvp__cuda_step *step;
     const kvp__cuda_copy *copies;
@@ -81,7 +82,8 @@ typedef struct kvp__copy_args {
 
 /* --- rows --- */
 
-/* x[row] = table[token[row]] * scale. grid (rows). `type` F16, BF16, F32, Q8_0, Q4_0. */
+/* x[row] = table[token[row]] * scale; zeros for a token outside the vocabulary. grid (rows). `type`
+ * F16, BF16, F32; Q8_0, Q4_0 with the scales at KVP__QUANT_SCALES_AT (launch.h), width % 32 = 0. */
 typedef struct kvp__embed_args {
     const kvp__cuda_step *step;
     const void *table;       /* [vocabulary][width] */
@@ -118,8 +120,9 @@ typedef struct kvp__activate_args {
     uint32_t pad;
 } kvp__activate_args;
 
-/* Biases, norms of heads, rotation; q into its buffer, K and V into their blocks. grid (rows, heads:
- * query heads, then kv heads of K, then kv heads of V). */
+/* Biases, norms of heads, rotation; q into its buffer, K and V into their blocks. grid (rows, heads
+ * by the eight: query heads, kv heads of K and, unless value_dim is 0, kv heads of V). What becomes
+ * F16 is held within its range, as on the CPU. query_heads may be 0. */
 typedef struct kvp__append_args {
     const kvp__cuda_step *step;
     const void *q, *k, *v;   /* of in_type */
@@ -205,7 +208,8 @@ typedef struct kvp__quant_planes {
     const uint16_t *scales;
 } kvp__quant_planes;
 
-/* y[row][n_out] = x[row] times w, for few rows. */
+/* y[row][n_out] = x[row] times w, for few rows: eight at a time. n_in a multiple of 32; x_type F16,
+ * BF16 or F32; x aligned to 16 bytes. */
 typedef struct kvp__matvec_args {
     const kvp__cuda_step *step;
     kvp__quant_planes w;
@@ -230,24 +234,24 @@ typedef struct kvp__cuda_draw {
     uint64_t seed, position;
     float temperature, top_p, min_p; /* temperature 0: greedy */
     uint32_t top_k;
-    uint32_t wanted;         /* 0: the host takes the logits; nothing is done */
+    uint32_t wanted;         /* 0: the host takes the logits; they are softcapped, that is all */
     uint32_t pad;
 } kvp__cuda_draw;
 
 typedef struct kvp__cuda_drawn {
     int32_t token;           /* -1: a logit is NaN or +infinity, or all are -infinity */
-    uint32_t bad;            /* the first such token */
+    uint32_t bad;            /* the first such token; `vocabulary`: all are -infinity */
 } kvp__cuda_drawn;
 
 /* Softcaps the logits in place, then chooses as kvp__sample of model/sampler.c does, the same token
- * for the same logits. grid (outputs), one block each. */
+ * for the same logits. grid (rows of logits), one block each; row i is output first + i. */
 typedef struct kvp__sample_args {
     const kvp__cuda_step *step;
     float *logits;           /* [output][vocabulary] */
     const kvp__cuda_draw *draws;
     kvp__cuda_drawn *drawn;
-    void *scratch;           /* [output][kvp__SAMPLE_SCRATCH] */
-    uint32_t first;          /* output that row 0 of `logits` is */
+    void *scratch;           /* [row of logits][KVP__CUDA_SAMPLE_SCRATCH(vocabulary)] */
+    uint32_t first;          /* the output that row 0 of `logits` is */
     uint32_t vocabulary;
     float softcap;
     uint32_t pad;

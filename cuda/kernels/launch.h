@@ -11,4 +11,107 @@
 
 /* --- rows.cu, append.cu, blocks.cu, matvec.cu, sample.cu --- */
 
+#define KVP__EMBED_THREADS 128
+#define KVP__NORM_THREADS 256
+#define KVP__ACTIVATE_THREADS 256
+#define KVP__APPEND_THREADS 256 /* a warp a head */
+#define KVP__COPY_THREADS 256
+#define KVP__PATCH_THREADS 256
+#define KVP__SAMPLE_THREADS 1024
+#define KVP__MATVEC_THREADS 256
+#define KVP__DEQUANT_THREADS 256
+
+#define KVP__ACTIVATE_EACH 4u   /* elements of a thread */
+#define KVP__DEQUANT_EACH 16u
+#define KVP__MATVEC_TILE 16u    /* outputs of a block; 32 where it multiplies more than 4 rows */
+#define KVP__MATVEC_SHARED 36864u
+#define KVP__SAMPLE_SHARED 36864u
+#define KVP__SAMPLE_BLOCK 64u   /* logits that are summed together, as in model/sampler.c */
+
+/* Bytes of scratch for a row of logits, a multiple of 16: the largest logit of each block of 64, its
+ * mass, and a list of blocks. */
+#define KVP__CUDA_SAMPLE_SCRATCH(vocabulary)                                                       \
+    ((((uint64_t)(vocabulary) + KVP__SAMPLE_BLOCK - 1) / KVP__SAMPLE_BLOCK + 1) / 2 * 32)
+
+/* Where a quantised matrix's scales begin, in bytes from its values; `type` is KVP__EL_Q8_0 or
+ * KVP__EL_Q4_0. embed finds them by this; kvp__quant_planes may lie elsewhere. */
+#define KVP__QUANT_SCALES_AT(type, n_out, n_in)                                                    \
+    (((uint64_t)(n_out) * (n_in) / ((type) == KVP__EL_Q4_0 ? 2 : 1) + 255) / 256 * 256)
+
+/* A grid of x by y blocks. Nothing is launched where there is nothing to do (x or y 0). */
+typedef struct kvp__launch {
+    uint32_t x, y, threads, shared;
+} kvp__launch;
+
+static inline uint32_t kvp__tiles(uint64_t n, uint32_t each)
+{
+    return (uint32_t)((n + each - 1) / each);
+}
+
+static inline kvp__launch kvp__launch_embed(uint32_t rows)
+{
+    kvp__launch l = {rows, 1, KVP__EMBED_THREADS, 0};
+    return l;
+}
+
+/* The row stays in shared memory between the passes. */
+static inline kvp__launch kvp__launch_norm(uint32_t rows, uint32_t width)
+{
+    kvp__launch l = {rows, 1, KVP__NORM_THREADS, 64 + (width + 3) / 4 * 16};
+    return l;
+}
+
+static inline kvp__launch kvp__launch_activate(uint32_t rows, uint32_t n)
+{
+    uint32_t each = KVP__ACTIVATE_THREADS * KVP__ACTIVATE_EACH;
+    kvp__launch l = {rows, kvp__tiles(n, each), KVP__ACTIVATE_THREADS, 0};
+    return l;
+}
+
+/* A head a warp, in shared memory, and the row's sines and cosines. */
+static inline kvp__launch kvp__launch_append(uint32_t rows, const kvp__append_args *a)
+{
+    uint32_t warps = KVP__APPEND_THREADS / 32;
+    uint32_t dim = a->key_dim > a->value_dim ? a->key_dim : a->value_dim;
+    uint32_t heads = a->query_heads + a->kv_heads * (a->value_dim ? 2 : 1);
+    kvp__launch l = {rows, kvp__tiles(heads, warps), KVP__APPEND_THREADS,
+                     (warps * ((dim + 3) / 4 * 4) + a->rope_dim) * 4};
+    return l;
+}
+
+/* `layers`: the most that a group has. */
+static inline kvp__launch kvp__launch_copy_blocks(uint32_t copies, uint32_t layers)
+{
+    kvp__launch l = {copies, layers, KVP__COPY_THREADS, 0};
+    return l;
+}
+
+static inline kvp__launch kvp__launch_patch(uint32_t patches)
+{
+    kvp__launch l = {kvp__tiles(patches, KVP__PATCH_THREADS), 1, KVP__PATCH_THREADS, 0};
+    return l;
+}
+
+static inline kvp__launch kvp__launch_sample(uint32_t outputs)
+{
+    kvp__launch l = {outputs, 1, KVP__SAMPLE_THREADS, KVP__SAMPLE_SHARED};
+    return l;
+}
+
+/* Blocks go on to further outputs, so that rows are staged once: `sms` times a few of them are
+ * enough. Any number of rows, eight at a time. */
+static inline kvp__launch kvp__launch_matvec(uint32_t n_out, uint32_t sms)
+{
+    uint32_t tiles = kvp__tiles(n_out, KVP__MATVEC_TILE), most = 4 * (sms ? sms : 1);
+    kvp__launch l = {tiles < most ? tiles : most, 1, KVP__MATVEC_THREADS, KVP__MATVEC_SHARED};
+    return l;
+}
+
+static inline kvp__launch kvp__launch_dequant(uint32_t n_rows, uint32_t n_in)
+{
+    uint32_t each = KVP__DEQUANT_THREADS * KVP__DEQUANT_EACH;
+    kvp__launch l = {kvp__tiles((uint64_t)n_rows * n_in, each), 1, KVP__DEQUANT_THREADS, 0};
+    return l;
+}
+
 #endif
