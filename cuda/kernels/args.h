@@ -31,8 +31,8 @@ typedef struct kvp__cuda_step {
     uint32_t n_patches;
     uint32_t n_copies;
     uint32_t pad[3];
-    uint32_t n_items[16];  /* of each group's work list */
-    uint32_t n_merges[16]; /* of each group: rows that more than one item has a part of */
+    uint32_t n_items[16][4]; /* of each group's work list, by tile: see kvp__cuda_item */
+    uint32_t n_merges[16];   /* of each group: rows that slots have parts of */
 } kvp__cuda_step;
 
 /* --- block tables: persistent on the device, kept up to date by patches --- */
@@ -144,17 +144,19 @@ typedef struct kvp__append_args {
 
 /* --- attention --- */
 
-/* A tile of rows x a range of keys x a KV head. A "token" is an entry of the row list, so that rows
- * of several sequences may attend together to blocks they share; a "row" is a token times a query
- * head of the group, token-major: row = token * (query_heads / kv_heads) + head. */
+/* A tile of rows x a range of keys, done once for each KV head: block i of a launch is KV head
+ * i % kv_heads of item i / kv_heads. A "token" is an entry of the row list, so that rows of several
+ * sequences may attend together to blocks they share; a "row" is a token times a query head of the
+ * KV head, token-major: row = token * (query_heads / kv_heads) + head. A tile is 16 << t rows; the
+ * list has the items of t = 0 first, then those of 1, 2 and 3, and a launch does those of one t. */
 typedef struct kvp__cuda_item {
     uint32_t seq;        /* whose block table */
-    uint32_t kv_head;
     uint32_t first_token, n_tokens; /* entries of the row list that the rows are of */
     uint32_t first_row;  /* of this tile, counted from the first token's first head */
-    uint32_t kv_begin, kv_end; /* keys; kv_begin is a multiple of 64 */
+    uint32_t kv_begin, kv_end; /* keys, of which no other is read; nothing below 2^31 is too far */
     int32_t slot;        /* partial results of the first token go here, of token i to slot + i;
                             -1: this is all, the result goes to `out` */
+    uint32_t pad;
 } kvp__cuda_item;
 
 typedef struct kvp__attention_args {
@@ -166,17 +168,16 @@ typedef struct kvp__attention_args {
     const void *q;              /* [row][query_heads][key_dim] of the type of K */
     void *out;                  /* [row]... of out_type */
     float *part_out, *part_lse; /* [slot][query_heads][value_dim], [slot][query_heads]: base 2 */
-    const float *sinks;         /* [query_heads] or NULL: a score without a value */
+    const float *sinks;         /* [query_heads] or NULL: a score without a value, to base e */
     kvp__kv_place kv;
     int64_t out_row, out_head;
-    uint32_t group;             /* of step->n_items */
+    uint32_t group, tile;       /* of step->n_items */
     uint32_t table_stride, block_shift;
     uint32_t query_heads, kv_heads, key_dim, value_dim;
     uint32_t window;            /* 0: all; w: the last w keys, itself included */
     uint32_t k_type, v_type;    /* for the fallback; the tiled kernels are made for one */
     uint32_t out_type;
-    float scale, softcap;       /* softcap 0: none */
-    uint32_t pad;
+    float scale, softcap;       /* scale above 0; softcap 0: none */
 } kvp__attention_args;
 
 /* A row with parts in several slots. */
@@ -262,7 +263,7 @@ typedef struct kvp__sample_args {
 #else
 #define KVP__SIZE(type, n) _Static_assert(sizeof(type) == (n), "host and kernel disagree on " #type)
 #endif
-KVP__SIZE(kvp__cuda_step, 160);
+KVP__SIZE(kvp__cuda_step, 352);
 KVP__SIZE(kvp__cuda_copy_group, 64);
 KVP__SIZE(kvp__kv_place, 56);
 KVP__SIZE(kvp__embed_args, 48);
