@@ -117,7 +117,8 @@ kvp_status kvp_model_place(kvp_model *model, const kvp_place_options *options, k
     if (o.threads < KVP_THREADS_INLINE || o.threads > 1024)
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "threads: %d is not from -1 to 1024",
                          (int)o.threads);
-    if (!kvp__device_find(o.device))
+    uint32_t ordinal;
+    if (!kvp__device_find(o.device, &ordinal))
         return kvp__fail(err, KVP_ERR_NO_DEVICE, "device \"%s\": there is none of that name",
                          o.device);
     if (o.packed_file && !m->own_model && m->model.source.changed_ns == 0)

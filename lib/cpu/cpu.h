@@ -53,7 +53,8 @@ kvp_status kvp__cpu_launch(kvp__runner *r);
 void kvp__cpu_advance(kvp__runner *r, uint64_t until);
 void kvp__cpu_cancel(kvp__runner *r);
 kvp_status kvp__cpu_poll(const kvp__runner *r);
-void kvp__cpu_copy(kvp__runner *r, const kvp__copy *copies, uint32_t n);
-void kvp__cpu_attend(kvp__runner *r, const kvp__work *work, const kvp__attend *a);
+kvp_status kvp__cpu_begin(kvp__runner *r, const kvp__work *work, kvp_error *err);
+kvp_status kvp__cpu_attend(kvp__runner *r, const kvp__work *work, const kvp__attend *a,
+                           kvp_error *err);
 
 #endif

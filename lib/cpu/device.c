@@ -21,8 +21,11 @@ static const char *level_name(uint32_t level)
     }
 }
 
-static void describe(kvp_device_info *out)
+static uint32_t count(void) { return 1; }
+
+static void describe(uint32_t ordinal, kvp_device_info *out)
 {
+    (void)ordinal;
     out->usable = 1;
     memset(out->name, 0, sizeof out->name);
     memcpy(out->name, "cpu", 4);
@@ -34,17 +37,20 @@ static void describe(kvp_device_info *out)
     out->memory_bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
 }
 
-static kvp_status supports(const kvp__geometry *g, kvp_error *err)
+static kvp_status supports(const kvp__geometry *g, uint32_t block_tokens, uint32_t k_format,
+                           uint32_t v_format, uint32_t ordinal, kvp_error *err)
 {
+    (void)ordinal;
     kvp__layout l;
-    return kvp__layout_make(&l, g, KVP__TILE, KVP_KV_F32, KVP_KV_F32, 1, err);
+    return kvp__layout_make(&l, g, block_tokens, k_format, v_format, 1, err);
 }
 
 /* --- the store --- */
 
 static kvp_status store_create(const kvp__hooks *hooks, const kvp__layout *layout, void *slab,
-                               kvp__store **out, kvp_error *err)
+                               uint32_t ordinal, kvp__store **out, kvp_error *err)
 {
+    (void)ordinal;
     kvp__store *s = kvp__alloc_zero(hooks, sizeof *s);
     if (!s) return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a pool's store");
     s->hooks = *hooks;
@@ -126,6 +132,8 @@ static void poison(kvp__store *s, uint32_t group, uint32_t block, uint32_t first
 
 const kvp__device kvp__cpu_device = {
     .name = "cpu",
+    .max_ordinals = 1,
+    .count = count,
     .describe = describe,
     .level = kvp__cpu_level,
     .packed_bytes = kvp__cpu_packed_bytes,
@@ -143,7 +151,7 @@ const kvp__device kvp__cpu_device = {
     .advance = kvp__cpu_advance,
     .cancel = kvp__cpu_cancel,
     .poll = kvp__cpu_poll,
-    .copy = kvp__cpu_copy,
+    .begin = kvp__cpu_begin,
     .attend = kvp__cpu_attend,
     .peek = peek,
     .poison = poison,

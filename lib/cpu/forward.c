@@ -715,20 +715,25 @@ static void run_now(kvp__runner *r)
     (void)kvp__program_advance(&r->program, &r->hooks, 0, true, r->scratch);
 }
 
-void kvp__cpu_copy(kvp__runner *r, const kvp__copy *copies, uint32_t n)
+kvp_status kvp__cpu_begin(kvp__runner *r, const kvp__work *work, kvp_error *err)
 {
-    kvp__work work;
-    memset(&work, 0, sizeof work);
-    work.copies = copies;
-    r->work = &work;
+    (void)err;
+    kvp__work copies;
+    memset(&copies, 0, sizeof copies); /* without rows: the team does not take its pace from it */
+    copies.copies = work->copies;
+    r->work = &copies;
     r->n_phases = 0;
-    add_phase(r, run_copy, &r->layers[0], n);
+    add_phase(r, run_copy, &r->layers[0], work->n_copies);
     run_now(r);
     r->work = NULL;
+    return KVP_OK;
 }
 
-void kvp__cpu_attend(kvp__runner *r, const kvp__work *work, const kvp__attend *a)
+kvp_status kvp__cpu_attend(kvp__runner *r, const kvp__work *work, const kvp__attend *a,
+                           kvp_error *err)
 {
+    if (a->type != KVP_KV_F32)
+        return kvp__fail(err, KVP_ERR_UNSUPPORTED, "type: the CPU attends with KVP_KV_F32 alone");
     const kvp__geometry *g = &r->model->geometry;
     host_layer h = {r, a, g->layer_group[a->layer], g->layer_index[a->layer]};
     kvp__attention *at = &r->attention[a->layer];
@@ -749,6 +754,7 @@ void kvp__cpu_attend(kvp__runner *r, const kvp__work *work, const kvp__attend *a
     add_phase(r, run_attention, &r->layers[a->layer], r->items[h.group].n);
     run_now(r);
     r->work = NULL;
+    return KVP_OK;
 }
 
 /* --- creation --- */

@@ -33,7 +33,8 @@ static kvp_status choose_blocks(kvp_pool_options *o, const kvp__layout *one,
 kvp_status kvp__cache_options(const kvp__opened *m, kvp_pool_options *o, kvp__layout *layout,
                               kvp_error *err)
 {
-    if (!kvp__device_find(o->device))
+    uint32_t ordinal;
+    if (!kvp__device_find(o->device, &ordinal))
         return kvp__fail(err, KVP_ERR_NO_DEVICE, "device \"%s\": there is none of that name",
                          o->device);
     if (!o->block_tokens) o->block_tokens = KVP__DEFAULT_BLOCK;
@@ -44,7 +45,8 @@ kvp_status kvp__cache_options(const kvp__opened *m, kvp_pool_options *o, kvp__la
     if (s == KVP_OK) s = check_choice("v_format", o->v_format, KVP_KV_F32, err);
     if (s == KVP_OK) s = check_choice("prefix_cache", o->prefix_cache, KVP_PREFIX_CACHE_OFF, err);
     const kvp__geometry *g = &m->model.geometry;
-    if (s == KVP_OK) s = m->device->supports(g, err);
+    if (s == KVP_OK)
+        s = m->device->supports(g, o->block_tokens, o->k_format, o->v_format, ordinal, err);
     if (s == KVP_OK)
         s = kvp__layout_make(layout, g, o->block_tokens, o->k_format, o->v_format, 1, err);
     if (s == KVP_OK) s = choose_blocks(o, layout, g, err);
@@ -115,7 +117,7 @@ static void settle(kvp__domain *d, kvp__shell *killed)
 static kvp_status fill(kvp__cache *c, const kvp_pool_options *o, kvp_error *err)
 {
     const kvp__hooks *h = &c->model->origin.hooks;
-    kvp_status s = c->device->store_create(h, &c->layout, o->slab, &c->store, err);
+    kvp_status s = c->device->store_create(h, &c->layout, o->slab, 0, &c->store, err);
     if (s == KVP_OK)
         s = kvp__pool_init(&c->pool, h, c->layout.n_groups, c->layout.blocks,
                            c->layout.block_tokens, err);

@@ -35,7 +35,8 @@ static kvp_status make(kvp__opened **out, const kvp_model_options *options, kvp_
     kvp__hooks hooks;
     kvp_status s = kvp__hooks_fill(&hooks, options->hooks, err);
     if (s != KVP_OK) return s;
-    const kvp__device *device = kvp__device_find(NULL);
+    uint32_t ordinal;
+    const kvp__device *device = kvp__device_find(NULL, &ordinal);
     s = check_options(options, device, err);
     if (s != KVP_OK) return s;
     kvp__opened *m = kvp__alloc_zero(&hooks, sizeof *m);

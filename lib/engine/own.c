@@ -73,7 +73,7 @@ static kvp_status translate(kvp__attend *out, const kvp_layer_group *g, uint32_t
     int64_t f = sizeof(float), k_row = f * g->kv_heads * g->key_dim;
     int64_t q_row = f * g->query_heads * g->key_dim, v_row = f * g->kv_heads * g->value_dim;
     int64_t out_row = f * g->query_heads * g->value_dim;
-    *out = (kvp__attend){.layer = layer, .softcap = a->softcap, .q = a->q, .k = a->k, .v = a->v,
+    *out = (kvp__attend){.layer = layer, .type = KVP_KV_F32, .softcap = a->softcap, .q = a->q, .k = a->k, .v = a->v,
                          .out = a->out};
     out->scale = a->scale != 0 ? a->scale : 1.0f / __builtin_sqrtf((float)g->key_dim);
     bool ok = stride_in(a->q_row_stride, q_row, &out->q_row) &&
@@ -102,7 +102,8 @@ kvp_status kvp__own_attention(kvp__loop *l, uint32_t layer, const kvp_attention_
     kvp__attend attend;
     s = translate(&attend, &g->groups[g->layer_group[layer]], layer, a, err);
     if (s != KVP_OK) return s;
-    l->cache->device->attend(l->runner, &l->work, &attend);
+    s = l->cache->device->attend(l->runner, &l->work, &attend, err);
+    if (s != KVP_OK) return s;
     l->layers_done[layer] = 1;
     return KVP_OK;
 }

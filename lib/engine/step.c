@@ -283,7 +283,8 @@ static kvp_status make_ready(kvp__loop *l, kvp_error *err)
     kvp_status s = kvp__work_check(&l->work, &l->cache->layout, err);
     if (s != KVP_OK) return s;
     if (l->cache->model->own_model) {
-        d->copy(l->runner, l->work.copies, l->work.n_copies);
+        s = d->begin(l->runner, &l->work, err);
+        if (s != KVP_OK) return s;
         memset(l->layers_done, 0, l->cache->model->model.geometry.n_layers);
         l->flight = KVP__FLIGHT_HOST;
         return KVP_OK;

@@ -471,10 +471,21 @@ static kvp_status check_logits(const float *x, uint32_t n, float *max, kvp_error
         return kvp__fail(err, KVP_ERR_INTERNAL, "the logit of token %u is %s", (unsigned)i,
                          x[i] != x[i] ? "not a number" : "infinite");
     }
-    if (*max < -FLT_MAX)
-        return kvp__fail(err, KVP_ERR_INTERNAL, "every one of the %u logits is -infinity",
-                         (unsigned)n);
-    return KVP_OK;
+    return *max < -FLT_MAX ? kvp__sample_broken(n, n, err) : KVP_OK;
+}
+
+kvp_status kvp__sample_broken(uint32_t bad, uint32_t n, kvp_error *err)
+{
+    if (bad < n)
+        return kvp__fail(err, KVP_ERR_INTERNAL, "the logit of token %u is not a number or infinite",
+                         (unsigned)bad);
+    return kvp__fail(err, KVP_ERR_INTERNAL, "every one of the %u logits is -infinity", (unsigned)n);
+}
+
+bool kvp__sampler_is_plain(const kvp__sampler *s)
+{
+    return s->repetition == 1 && s->presence == 0 && s->frequency == 0 && s->n_bias == 0 &&
+           !s->logprobs && !s->top_logprobs;
 }
 
 /* The `most` largest, in order. */

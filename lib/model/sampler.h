@@ -41,6 +41,9 @@ typedef struct kvp__sampler {
 kvp_status kvp__sampler_fill(kvp__sampler *out, const kvp_sampling *in, uint32_t vocabulary,
                              kvp_error *err);
 
+/* Whether the logits alone decide: no penalty, no bias, no log-probability is asked for. */
+bool kvp__sampler_is_plain(const kvp__sampler *s);
+
 typedef struct kvp__sampled {
     int32_t token;
     float logprob;            /* of it, if logprobs or top_logprobs ask for any; else 0 */
@@ -61,6 +64,10 @@ size_t kvp__sample_scratch_bytes(uint32_t n);
 kvp_status kvp__sample(const kvp__sampler *s, float *logits, uint32_t n, uint64_t seed,
                        uint64_t position, const int32_t *recent, uint32_t n_recent, void *scratch,
                        kvp__sampled *out, kvp_error *err);
+
+/* What kvp__sample says of logits in which `bad` is the first token that is broken, for a device that
+ * chose by itself; n: all of them are -infinity. INTERNAL. */
+kvp_status kvp__sample_broken(uint32_t bad, uint32_t n, kvp_error *err);
 
 /* 128 random bits for a key and a counter of 128 bits. The draws use (seed; position, 0). */
 void kvp__random(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4]);

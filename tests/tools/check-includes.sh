@@ -3,8 +3,10 @@
 # Nothing points up: a room that needs something from above asks for it by a callback.
 set -eu
 
-# room: rooms whose headers it may include, besides its own, base and the public header. One file is
-# named by itself: the registry, which lists the devices that are built in.
+# room: rooms whose headers it may include, besides its own, base and the public header. A room is a
+# folder of lib, and cuda. Two files are named by themselves: the registry, which lists the devices that
+# are built in, and what kernels are written in (cuda/kernels/device.h), which a plain compiler finds in
+# the emulator.
 table='
 base:
 plan:
@@ -14,13 +16,15 @@ seq: prefix pool plan
 sched: seq prefix pool plan
 model: plan
 device: model plan
-device/device.c: cpu
+device/device.c: cpu cuda
 cpu: device model plan
+cuda: device model plan
+cuda/device.h: tests
 engine: sched seq prefix pool plan model device
 api: engine sched seq prefix pool plan model device
 '
 
-find lib src examples -name '*.[ch]' | sort | xargs awk -v table="$table" '
+find lib cuda src examples -name '*.[ch]' | sort | xargs awk -v table="$table" '
     BEGIN {
         n = split(table, lines, "\n")
         for (i = 1; i <= n; i++) {
@@ -34,14 +38,15 @@ find lib src examples -name '*.[ch]' | sort | xargs awk -v table="$table" '
     function complain(what) { printf "%s:%d: %s: %s\n", FILENAME, FNR, what, $0; bad = 1 }
     FNR == 1 {
         split(FILENAME, path, "/")
-        top = path[1]; me = path[2]
-        if (top == "lib" && !(me in room)) complain("a room that the table does not know")
+        ours = path[1] == "lib" || path[1] == "cuda"
+        me = path[1] == "lib" ? path[2] : path[1]
+        if (ours && !(me in room)) complain("a room that the table does not know")
     }
     /^[ \t]*#[ \t]*include/ {
         count++
         if (match($0, /"[^"]+"/)) {
             file = substr($0, RSTART + 1, RLENGTH - 2)
-            if (top != "lib") {
+            if (!ours) {
                 if (file ~ /\//) complain("only kvpage.h and files beside it may be included")
                 next
             }
@@ -49,7 +54,7 @@ find lib src examples -name '*.[ch]' | sort | xargs awk -v table="$table" '
             split(file, part, "/")
             if (!((me, part[1]) in allowed) && !((me "/" path[3], part[1]) in allowed))
                 complain(me " may not include from " part[1])
-        } else if (top == "lib" && match($0, /<(assert|locale|setjmp|wchar|wctype|ctype)\.h>/)) {
+        } else if (ours && match($0, /<(assert|locale|setjmp|wchar|wctype|ctype)\.h>/)) {
             complain("not for the library")
         }
     }

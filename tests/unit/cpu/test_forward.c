@@ -24,7 +24,8 @@ static const kvp__device *cpu;
 static int setup(void **state)
 {
     (void)state;
-    cpu = kvp__device_find(NULL);
+    uint32_t ordinal;
+    cpu = kvp__device_find(NULL, &ordinal);
     return cpu && kvp__hooks_fill(&hooks, NULL, NULL) == KVP_OK ? 0 : -1;
 }
 
@@ -404,13 +405,13 @@ static void rig_open(rig *r, const tiny *t, how h)
     assert_int_equal(cpu->place(&r->model, &place, &r->weights, NULL), KVP_OK);
     assert_int_equal(kvp__layout_make(&r->layout, &r->model.geometry, h.block, h.k_format,
                                       h.v_format, MAX_BLOCKS, NULL), KVP_OK);
-    assert_int_equal(cpu->store_create(&hooks, &r->layout, NULL, &r->store, NULL), KVP_OK);
+    assert_int_equal(cpu->store_create(&hooks, &r->layout, NULL, 0, &r->store, NULL), KVP_OK);
     for (uint32_t g = 0; g < r->layout.n_groups; g++)
         for (uint32_t b = 0; b < MAX_BLOCKS; b++) cpu->poison(r->store, g, b, 0);
     if (h.threads)
         assert_int_equal(kvp__team_create(&r->team, &hooks, h.threads, KVP__SCRATCH_BYTES, NULL),
                          KVP_OK);
-    kvp__runner_options o = {&hooks, &r->model, r->weights, r->store, r->team,
+    kvp__runner_options o = {&hooks, &r->model, r->weights, r->store, r->team, NULL,
                              h.max_rows ? h.max_rows : 200, MAX_SEQS, 200, 2000};
     assert_int_equal(cpu->runner_create(&o, &r->runner, NULL), KVP_OK);
     r->next_block = 1;
@@ -951,7 +952,7 @@ static void own_model_attends(void **state)
     in.n_groups = 1;
     in.groups = &g;
     assert_int_equal(kvp__geometry_fill(&m.geometry, &in, NULL), KVP_OK);
-    assert_int_equal(cpu->supports(&m.geometry, NULL), KVP_OK);
+    assert_int_equal(cpu->supports(&m.geometry, 4, KVP_KV_F32, KVP_KV_F32, 0, NULL), KVP_OK);
     kvp__layout l;
     assert_int_equal(kvp__layout_make(&l, &m.geometry, 4, KVP_KV_F32, KVP_KV_F32, 20, NULL), KVP_OK);
     enum { N = 13, PAD = 3 };
@@ -968,11 +969,11 @@ static void own_model_attends(void **state)
         kvp__store *store;
         kvp__runner *runner;
         kvp__team *team = NULL;
-        assert_int_equal(cpu->store_create(&hooks, &l, NULL, &store, NULL), KVP_OK);
+        assert_int_equal(cpu->store_create(&hooks, &l, NULL, 0, &store, NULL), KVP_OK);
         if (threads)
             assert_int_equal(kvp__team_create(&team, &hooks, threads, KVP__SCRATCH_BYTES, NULL),
                              KVP_OK);
-        kvp__runner_options o = {&hooks, &m, NULL, store, team, 16, 2, 2, 80};
+        kvp__runner_options o = {&hooks, &m, NULL, store, team, NULL, 16, 2, 2, 80};
         assert_int_equal(cpu->runner_create(&o, &runner, NULL), KVP_OK);
         kvp__work_seq seq;
         memset(&seq, 0, sizeof seq);
@@ -984,11 +985,11 @@ static void own_model_attends(void **state)
         w.n_rows = N;
         w.n_seqs = 1;
         w.seqs = &seq;
-        kvp__attend a = {1, 0.5f, 0, &q[0][0][0], &k[0][0][0], &v[0][0][0], &out[0][0][0],
+        kvp__attend a = {1, KVP_KV_F32, 0.5f, 0, &q[0][0][0], &k[0][0][0], &v[0][0][0], &out[0][0][0],
                          sizeof q[0], sizeof q[0][0], sizeof k[0], sizeof k[0][0],
                          sizeof v[0], sizeof v[0][0], sizeof out[0], sizeof out[0][0]};
         memset(out, 0, sizeof out);
-        cpu->attend(runner, &w, &a);
+        assert_int_equal(cpu->attend(runner, &w, &a, NULL), KVP_OK);
         for (int i = 0; i < N; i++)
             for (int h = 0; h < 4; h++) {
                 double e[N], sum = 0, want;
@@ -1009,7 +1010,9 @@ static void own_model_attends(void **state)
         assert_memory_equal(pk[1], k[12][1], 8 * sizeof(float));
         assert_memory_equal(pv[1], v[12][1], 4 * sizeof(float));
         kvp__copy copy = {0, table[0], 11, 3};
-        cpu->copy(runner, &copy, 1);
+        w.copies = &copy;
+        w.n_copies = 1;
+        assert_int_equal(cpu->begin(runner, &w, NULL), KVP_OK);
         cpu->peek(store, 0, 1, 11, 2, &pk[0][0], &pv[0][0]);
         assert_memory_equal(pk[0], k[2][0], 8 * sizeof(float));
         assert_memory_equal(pv[0], v[2][0], 4 * sizeof(float));
@@ -1024,15 +1027,12 @@ static void the_device_says_what_it_is(void **state)
     (void)state;
     kvp_device_info info;
     memset(&info, 0, sizeof info);
-    cpu->describe(&info);
+    cpu->describe(0, &info);
     assert_string_equal(info.name, "cpu");
     assert_int_equal(info.usable, 1);
     assert_int_equal(info.cpu_level, cpu->level(0));
     assert_true(info.threads > 0 && info.description[0]);
-    assert_ptr_equal(kvp__device_at(0), cpu);
-    assert_ptr_equal(kvp__device_find("cpu"), cpu);
-    assert_null(kvp__device_find("gpu"));
-    assert_null(kvp__device_at(100));
+    assert_int_equal(cpu->count(), 1);
 }
 
 int main(void)

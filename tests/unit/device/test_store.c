@@ -15,7 +15,8 @@ enum { HEADS = 8, DIM = 128, BLOCK = 16, LAST = 65536 };
 static void case_b105_store(void **state)
 {
     (void)state;
-    const kvp__device *d = kvp__device_find("cpu");
+    uint32_t ordinal;
+    const kvp__device *d = kvp__device_find("cpu", &ordinal);
     kvp_layer_group groups = {.layers = 1, .kv_heads = HEADS, .key_dim = DIM, .value_dim = DIM};
     kvp_geometry in = {.size = sizeof in, .n_groups = 1, .groups = &groups};
     static kvp__geometry g;
@@ -26,7 +27,7 @@ static void case_b105_store(void **state)
     assert_int_equal(kvp__geometry_fill(&g, &in, NULL), KVP_OK);
     assert_int_equal(kvp__layout_make(&l, &g, BLOCK, KVP_KV_F16, KVP_KV_F16, LAST + 1, NULL), KVP_OK);
     assert_true(kvp__layout_block(&l, 0, LAST) > UINT32_MAX);
-    assert_int_equal(d->store_create(&hooks, &l, NULL, &s, NULL), KVP_OK);
+    assert_int_equal(d->store_create(&hooks, &l, NULL, ordinal, &s, NULL), KVP_OK);
     static float k[HEADS * DIM], v[HEADS * DIM];
     d->poison(s, 0, LAST, 0);
     for (uint32_t id = LAST - 1; id <= LAST; id++)
