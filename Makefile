@@ -43,7 +43,7 @@ WARN := -Wall -Wextra -Wpedantic -Wshadow -Wvla
 # The user's flags stand between what may be overridden and what may not.
 C_OPT := -O2 -g
 C_MUST := -std=c11 -ffp-contract=off -fvisibility=hidden -fPIC -pthread
-INC := -Iinclude -Ilib
+INC := -I. -Iinclude -Ilib
 ALL_CFLAGS = $(C_OPT) $(WARN) $(CPPFLAGS) $(CFLAGS) $(SAN) $(C_MUST) $(INC)
 ALL_LDFLAGS = $(LDFLAGS) $(SAN) -pthread
 ALL_LDLIBS = $(LDLIBS) -lm
@@ -82,14 +82,29 @@ LEVEL_SAN_5 := -fno-sanitize=all
 endif
 endif
 
+# --- CUDA ----------------------------------------------------------------------------------------
+
+# The kernels for the card are compiled where nvcc is; CUDA=0 leaves them out, CUDA=1 insists. The
+# library is the same otherwise: its ABI, and its need of nothing but libc at run time.
+NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/cuda/bin/nvcc))
+CUDA ?= 0
+# Code for Hopper, and PTX that the driver compiles for anything from Ampere on; CUDA_RELEASE=1: code for
+# all that are common.
+CUDA_ARCHS := 90 $(if $(CUDA_RELEASE),80 89 100 120)
+CUDA_CODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a,code=sm_$a) \
+    -gencode arch=compute_80,code=compute_80
+CUDA_FLAGS := -std=c++17 -O3 -I. $(CUDA_CODE) -compress-mode=size
+CU_SRC := $(sort $(wildcard cuda/kernels/*.cu))
+
 # --- where things go -----------------------------------------------------------------------------
 
 KEY := $(shell { $(CC) --version 2>/dev/null; \
     printf '%s\n' '$(CC) $(ALL_CFLAGS) $(ALL_LDFLAGS) $(ALL_LDLIBS) $(FUZZ_LINK)' \
-    '$(foreach l,$(LEVELS),$(LEVEL_FLAGS_$l) $(LEVEL_SAN_$l)) $(LEVEL_SAN)'; } | cksum | cut -d' ' -f1)
+    '$(foreach l,$(LEVELS),$(LEVEL_FLAGS_$l) $(LEVEL_SAN_$l)) $(LEVEL_SAN)' \
+    $(if $(filter 1,$(CUDA)),'$(NVCC) $(CUDA_FLAGS)'); } | cksum | cut -d' ' -f1)
 B := build/$(if $(TARGET),$(TARGET),unknown)-$(KEY)
 
-LIB_SRC := $(sort $(wildcard lib/*/*.c))
+LIB_SRC := $(sort $(wildcard lib/*/*.c) $(if $(wildcard cuda/forward.c),$(wildcard cuda/*.c),cuda/image.c cuda/load.c))
 # AMX has one kernel of its own, which the others do not have.
 LEVEL_SRC := $(filter-out %/tiles.c,$(sort $(wildcard lib/cpu/level/*.c)))
 level_objects = $(patsubst lib/cpu/level/%.c,$B/lib/cpu/level$1/%.o,\
@@ -127,6 +142,26 @@ $(foreach l,$(LEVELS),$(eval $(call level_rule,$l)))
 
 $B/lib/%.o: lib/%.c
 	$(COMPILE)
+
+$B/cuda/%.o: cuda/%.c
+	$(COMPILE)
+
+# The same for every configuration of the C code, so they have a folder of their own. A file is a
+# thing of minutes; `-t 0`: architectures side by side.
+ifeq ($(CUDA),1)
+CU_KEY := $(shell { $(NVCC) --version; echo '$(CUDA_FLAGS)'; } | cksum | cut -d' ' -f1)
+CU_DIR := build/cuda-$(CU_KEY)
+IMAGES := $(patsubst cuda/kernels/%.cu,$(CU_DIR)/%.fatbin,$(CU_SRC))
+$(CU_DIR)/%.fatbin: cuda/kernels/%.cu
+	@mkdir -p $(@D) && echo "  NVCC  $<" && \
+	$(NVCC) $(CUDA_FLAGS) -MMD -MP -MF $(@:.fatbin=.d) -MT $@ -fatbin -o $@ $<
+$B/cuda/images.h: $(IMAGES)
+	@mkdir -p $(@D) && for f in $(IMAGES); do n=$${f##*/}; \
+	    echo "IMAGE($${n%.fatbin}, \"$$f\")"; done >$@
+$B/cuda/image.o: EXTRA = $(if $(IMAGES),-DKVP__CUDA_IMAGES='"$B/cuda/images.h"')
+$B/cuda/image.o: $B/cuda/images.h
+-include $(wildcard $(CU_DIR)/*.d)
+endif
 
 $B/src/%.o: src/%.c
 	$(COMPILE)
@@ -185,8 +220,50 @@ $(foreach d,$(TEST_DIRS),$(eval $(call test_rule,$d)))
 # These run what was built.
 $(filter $B/tests/cli/%,$(TESTS)): | $(TOOL) $(EXAMPLES) $(SHARED)
 
+# --- the CUDA device on the CPU ---
+# tests/emu: the kernels compiled by the C++ compiler, an emulator of the card and of the driver, and
+# the device's own host code. Each program is built twice: as it is, and with every load and store of
+# the kernels reported to the emulator, which then finds races (-fsanitize=thread in the kernels alone).
+ifeq (,$(CROSS)$(findstring thread,$(SAN)))
+EMU_TEST_SRC := $(sort $(wildcard tests/emu/test_*.cc))
+EMU_MAIN_SRC := $(wildcard tests/emu/main_*.cc)
+EMU_SRC := $(filter-out $(EMU_TEST_SRC) $(EMU_MAIN_SRC),$(sort $(wildcard tests/emu/*.cc)))
+EMU_CU_SRC := $(CU_SRC) $(wildcard tests/emu/*.cu)
+EMU_OBJ := $(EMU_SRC:%.cc=$B/%.o)
+EMU_CU := $(EMU_CU_SRC:%.cu=$B/emu/plain/%.o)
+EMU_CU_RACE := $(EMU_CU_SRC:%.cu=$B/emu/race/%.o)
+EMU_TESTS := $(EMU_TEST_SRC:%.cc=$B/%)
+EMU_RACE_TESTS := $(patsubst tests/emu/%.cc,$B/tests/emu/race/%,$(EMU_TEST_SRC))
+EMU_COMMAND := $(if $(EMU_MAIN_SRC),$B/tests/emu/kvpage_emu)
+CXX_MUST := -std=c++17 -ffp-contract=off -fPIC -pthread
+ALL_CXXFLAGS = $(C_OPT) -Wall -Wextra $(CPPFLAGS) $(CXXFLAGS) $(SAN) $(CXX_MUST) $(INC) -Itests \
+    -DKVPAGE_TESTS='"$(abspath tests)"'
+COMPILE_CXX = @mkdir -p $(@D) && echo "  CXX $<" && $(CXX) $(ALL_CXXFLAGS) $(EXTRA_CXX) -MMD -MP -c -o $@
+
+$B/tests/emu/%.o: tests/emu/%.cc | need-cmocka need-cxx
+	$(COMPILE_CXX) $<
+$B/emu/plain/%.o: %.cu | need-cxx
+	$(COMPILE_CXX) -x c++ $<
+$B/emu/race/%.o: EXTRA_CXX = -fsanitize=thread -DKVP_EMU_RACE
+$B/emu/race/%.o: %.cu | need-cxx
+	$(COMPILE_CXX) -x c++ $<
+
+EMU_LINK = @mkdir -p $(@D) && echo "  LD  $@" && $(CXX) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(SUPPORT) $(STATIC) \
+    $(CMOCKA) $(ALL_LDLIBS) -ldl
+$(EMU_TESTS): %: %.o $(EMU_OBJ) $(EMU_CU) $(SUPPORT) $(STATIC)
+	$(EMU_LINK)
+$(EMU_RACE_TESTS): $B/tests/emu/race/%: $B/tests/emu/%.o $(EMU_OBJ) $(EMU_CU_RACE) $(SUPPORT) $(STATIC)
+	$(EMU_LINK)
+$(EMU_COMMAND): $(EMU_MAIN_SRC:%.cc=$B/%.o) $(SRC_OBJ) $(EMU_OBJ) $(EMU_CU) $(STATIC)
+	@echo "  LD  $@" && $(CXX) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC) $(ALL_LDLIBS) -ldl
+endif
+
+.PHONY: need-cxx
+need-cxx:
+	@CXX='$(CXX)' sh tests/tools/need.sh cxx
+
 .PHONY: tests
-tests: $(TESTS) ## build the test programs
+tests: $(TESTS) $(EMU_TESTS) $(EMU_RACE_TESTS) ## build the test programs
 
 # Order-only, so that its running does not count as a change.
 .PHONY: need-cmocka
@@ -204,8 +281,14 @@ $(LEVELS_PROGRAMS): %: %.o $(SUPPORT) $(STATIC)
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ := $(FUZZ_SRC:%.c=$B/%)
 .PHONY: check
-check: $(TESTS) $(FUZZ) $(LEVELS_PROGRAMS) all ## build and run every test; the last line counts them
-	@FUZZ='$(FUZZ)' LEVELS='$(LEVELS_PROGRAMS)' sh tests/tools/check.sh $B $(TESTS)
+check: $(TESTS) $(EMU_TESTS) $(EMU_RACE_TESTS) $(EMU_COMMAND) $(FUZZ) $(LEVELS_PROGRAMS) all ## build and run every test; the last line counts them
+	@FUZZ='$(FUZZ)' LEVELS='$(LEVELS_PROGRAMS)' sh tests/tools/check.sh $B $(TESTS) $(EMU_TESTS) $(EMU_RACE_TESTS)
+
+.PHONY: check-emu check-emu-all
+check-emu: $(EMU_TESTS) $(EMU_RACE_TESTS) $(EMU_COMMAND) ## the CUDA device's tests alone, on the emulator
+	@sh tests/tools/check-emu.sh $B $(EMU_TESTS) $(EMU_RACE_TESTS)
+check-emu-all: $(EMU_TESTS) $(EMU_RACE_TESTS) $(EMU_COMMAND) ## the same with every schedule and shape
+	@KVPAGE_EMU_ALL=1 TEST_TIMEOUT=7200 sh tests/tools/check-emu.sh $B $(EMU_TESTS) $(EMU_RACE_TESTS)
 
 # Each tests/fuzz/fuzz_*.c is a fuzz target: with a main of ours that replays files, or under
 # libFuzzer when tests/fuzz/run.sh asks for it by FUZZ_LINK.
