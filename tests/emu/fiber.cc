@@ -40,31 +40,29 @@ extern "C" void emu_first() __attribute__((visibility("hidden")));
 #endif
 
 #if defined(__x86_64__)
-/* By a jump, not by ret: the processor's stack of return addresses would be wrong each time. */
+/* By ret, not by a jump: threads wait in the same functions, so that the processor's own stack of return
+ * addresses is right for whoever goes on. With a jump each return to the kernel is a surprise. */
 __asm__(".text\n"
         ".p2align 4\n"
         ".hidden emu_switch\n"
         ".globl emu_switch\n"
         ".type emu_switch, @function\n"
         "emu_switch:\n"
-        "    popq %rcx\n"
         "    pushq %rbp\n"
         "    pushq %rbx\n"
         "    pushq %r12\n"
         "    pushq %r13\n"
         "    pushq %r14\n"
         "    pushq %r15\n"
-        "    pushq %rcx\n"
         "    movq %rsp, (%rdi)\n"
         "    movq %rsi, %rsp\n"
-        "    popq %rcx\n"
         "    popq %r15\n"
         "    popq %r14\n"
         "    popq %r13\n"
         "    popq %r12\n"
         "    popq %rbx\n"
         "    popq %rbp\n"
-        "    jmp *%rcx\n"
+        "    ret\n"
         ".size emu_switch, . - emu_switch\n"
         ".p2align 4\n"
         ".hidden emu_first\n"
@@ -80,8 +78,8 @@ static void *first_frame(unsigned char *top, void (*run)())
 {
     void **sp = reinterpret_cast<void **>(top) - 9; /* so that it is aligned before the call */
     memset(sp, 0, 9 * sizeof *sp);
-    sp[0] = reinterpret_cast<void *>(emu_first);
-    sp[5] = reinterpret_cast<void *>(run); /* rbx */
+    sp[4] = reinterpret_cast<void *>(run); /* rbx */
+    sp[6] = reinterpret_cast<void *>(emu_first);
     return sp;
 }
 #elif defined(__aarch64__)
@@ -116,7 +114,7 @@ __asm__(".text\n"
         "    ldp d12, d13, [sp, #128]\n"
         "    ldp d14, d15, [sp, #144]\n"
         "    add sp, sp, #160\n"
-        "    br x30\n"
+        "    ret\n"
         ".size emu_switch, . - emu_switch\n"
         ".p2align 4\n"
         ".hidden emu_first\n"
@@ -284,7 +282,6 @@ void start_fibers(engine *e)
         f->lane = i % LANES;
         f->warp = &e->warps[i / LANES];
         f->gone = false;
-        f->waits = {};
         f->atomics = 0;
         f->n_copies = f->n_groups = 0;
         f->fake_stack = nullptr;
@@ -298,7 +295,7 @@ void start_fibers(engine *e)
         p->ready = p->present = ALL;
         p->index = w;
         p->n_meetings = 0;
-        p->at_barrier = false;
+        p->at_barrier = {};
         p->lanes = &e->fibers[w * LANES];
     }
     memset(e->barriers, 0, sizeof e->barriers);

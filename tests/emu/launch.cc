@@ -2,10 +2,12 @@
  * A launch: the kernel is found by its name, what a driver would refuse is refused, and the grid's blocks
  * run one after the other. The first failure ends the grid and is what emu_launch returns.
  */
+#include <link.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <mutex>
@@ -83,6 +85,35 @@ void fail(const char *format, ...)
         va_end(list);
     }
     if (current) to_main();
+}
+
+/* Where an instruction is in the source, appended to the message, if there is an addr2line to ask. */
+static void append_place(engine *e)
+{
+    struct finder {
+        static int first(dl_phdr_info *info, size_t, void *base)
+        {
+            *static_cast<uintptr_t *>(base) = info->dlpi_addr;
+            return 1;
+        }
+    };
+    uintptr_t base = 0;
+    dl_iterate_phdr(finder::first, &base);
+    char program[400], command[500], answer[400] = "";
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n < 0) return;
+    program[n] = 0;
+    /* The call itself lies before the address that it returns to. */
+    snprintf(command, sizeof command, "addr2line -e '%s' %#zx 2>/dev/null", program,
+             (size_t)((uintptr_t)e->failure_pc - 1 - base));
+    FILE *p = popen(command, "r");
+    if (!p) return;
+    bool has = fgets(answer, sizeof answer, p) != nullptr;
+    pclose(p);
+    if (!has || answer[0] == '?') return;
+    answer[strcspn(answer, " \n")] = 0;
+    size_t length = strlen(e->message);
+    snprintf(e->message + length, sizeof e->message - length, " (%s)", short_name(answer));
 }
 
 /* --- a thread, a block, a grid --- */
@@ -180,6 +211,7 @@ const char *emu_launch(const char *name, uint32_t grid_x, uint32_t grid_y, uint3
     e->stats = {};
     e->stats.launches = 1;
     e->failed = false;
+    e->failure_pc = nullptr;
     e->threads = threads;
     e->launch = ++launches;
     e->race = race_build();
@@ -194,6 +226,7 @@ const char *emu_launch(const char *name, uint32_t grid_x, uint32_t grid_y, uint3
     faults_begin(e);
     run_grid(e, blocks);
     faults_end(e);
+    if (e->failure_pc) append_place(e);
 
     free(copied);
     std::lock_guard<std::mutex> guard(lock);

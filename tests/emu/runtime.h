@@ -49,6 +49,8 @@ struct copy {
     unsigned char *to;
     const void *from; /* NULL: zeros */
     bool done;        /* at issue */
+    int line;
+    const char *file;
 };
 
 /* A CUDA thread. */
@@ -57,11 +59,12 @@ struct fiber : lane_view {
     unsigned index, lane;  /* in the block, in the warp */
     struct warp *warp;
     bool gone;             /* it has left the kernel */
-    place waits;
     uint32_t atomics;
     copy *copies;          /* issued, oldest first */
     unsigned n_copies, room;
     unsigned *groups, n_groups, group_room; /* the end of each committed group in `copies` */
+    struct plain *plains;  /* race.cc: its accesses to shared memory since its warp last met */
+    unsigned n_plain, plain_room;
     unsigned char *stack;
     void *fake_stack;      /* the address sanitizer's */
 };
@@ -78,7 +81,7 @@ struct warp {
     unsigned index;
     unsigned n_meetings;
     meeting meetings[LANES];
-    bool at_barrier;       /* all lanes wait there */
+    place at_barrier;      /* where all lanes wait, while they do */
     fiber *lanes;          /* LANES of them */
     uint32_t clock[WARPS]; /* race.cc: what this warp knows of each warp's time */
     /* Operands and results, by lane. */
@@ -114,7 +117,8 @@ struct engine {
     uint32_t block_number;
     bool failed, race;
     char message[1024];
-    const void *fault_pc, *fault_address; /* from the signal handler */
+    const void *failure_pc;     /* whose place in the source is not in the message yet */
+    const void *fault_address;  /* from the signal handler */
     bool fault_time;
     unsigned char *stacks;
     void *main_bottom;          /* the sanitizer's idea of the OS thread's stack */
@@ -135,7 +139,7 @@ uint64_t random_bits(engine *e);
 
 /* warp.cc. last_to_arrive is true for the last lane: it does the work, then calls wake. Others come back
  * when that is done. */
-bool last_to_arrive(warp *w, uint32_t mask, const place &here);
+bool last_to_arrive(warp *w, uint32_t mask, const char *what, const char *file, int line);
 void wake(warp *w, uint32_t lanes);
 bool thread_left(engine *e, fiber *f);
 void describe_stuck(engine *e);
@@ -148,6 +152,8 @@ const char *short_name(const char *file);
 struct allocation {
     unsigned char *begin;
     size_t bytes;
+    void *cells;         /* race.cc */
+    uint32_t cells_from;
 };
 extern unsigned char *const arena;
 constexpr size_t ARENA = (size_t)256 << 30, GRANULE = 65536;
@@ -173,12 +179,11 @@ void faults_end(engine *e);
 bool race_build();
 void race_block(engine *e);
 void race_sync(uint32_t warps);     /* they know of each other's past now */
-void race_read(const void *p, size_t n, const char *what);
-void race_write(const void *p, size_t n, const char *what);
-void race_atomic(const void *p, size_t n);
-void race_once(const void *p, size_t n); /* a load that assumes nobody writes */
-void race_flight(const void *p, size_t n, bool begins);
-void race_rows(warp *w);
+void race_read(const void *p, size_t n, const char *file, int line);
+void race_atomic(const void *p, size_t n, const char *file, int line);
+void race_once(const void *p, size_t n, const char *file, int line); /* by load16 */
+void race_flight(const void *p, size_t n, bool begins, const char *file, int line);
+void race_forget(struct allocation *a);
 void race_meet(warp *w, uint32_t lanes); /* their accesses up to here are complete: bank conflicts */
 
 } // namespace emu

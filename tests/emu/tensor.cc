@@ -80,8 +80,8 @@ void ldmatrix(uint32_t *r, const void *s, bool transposed, const char *file, int
     warp *w = f->warp;
     check_shared(s, 16, what, file, line);
     w->rows[f->lane] = static_cast<const unsigned char *>(s);
-    if (self->race) race_read(s, 16, what);
-    if (last_to_arrive(w, ALL, {what, file, line})) {
+    if (self->race) race_read(s, 16, file, line);
+    if (last_to_arrive(w, ALL, what, file, line)) {
         load_matrices(w, transposed);
         self->stats.ldmatrix++;
         wake(w, ALL);
@@ -147,11 +147,15 @@ __attribute__((target("avx2,fma,f16c"))) static void multiply_avx2(warp *w)
                 _mm256_store_ps(&a[row][8 * i], floats_of(_mm_load_si128(m + row), bf16));
         }
         __m256 c[8];
-        for (unsigned row = 0; row < 8; row++) c[row] = _mm256_load_ps(&w->c[half][row * 4][0]);
+        float *to = &w->c[half][0][0];
+#pragma GCC unroll 8
+        for (unsigned row = 0; row < 8; row++) c[row] = _mm256_load_ps(to + 8 * row);
         for (unsigned k = 0; k < 16; k++)
+#pragma GCC unroll 8
             for (unsigned row = 0; row < 8; row++)
                 c[row] = _mm256_fmadd_ps(_mm256_broadcast_ss(&a[row][k]), b[k], c[row]);
-        for (unsigned row = 0; row < 8; row++) _mm256_store_ps(&w->c[half][row * 4][0], c[row]);
+#pragma GCC unroll 8
+        for (unsigned row = 0; row < 8; row++) _mm256_store_ps(to + 8 * row, c[row]);
     }
 }
 
@@ -184,7 +188,7 @@ void mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1, bool bf16, const
     w->b[1][lane] = b1;
     memcpy(w->c[0][lane], c, 8);
     memcpy(w->c[1][lane], c + 2, 8);
-    if (last_to_arrive(w, ALL, {bf16 ? "mma_bf16" : "mma_f16", file, line})) {
+    if (last_to_arrive(w, ALL, bf16 ? "mma_bf16" : "mma_f16", file, line)) {
         multiply(w, bf16);
         self->stats.mma++;
         wake(w, ALL);

@@ -71,23 +71,31 @@ static meeting *find_meeting(warp *w, uint32_t mask, const place &here)
     return m;
 }
 
-bool last_to_arrive(warp *w, uint32_t mask, const place &here)
+static void complete(warp *w, meeting *m)
+{
+    engine *e = self;
+    if (e->race) race_meet(w, m->mask);
+    if (++e->collectives > e->options.collective_limit)
+        fail("%s, %s:%d: the block has done %llu collectives and not ended", m->where.what,
+             short_name(m->where.file), m->where.line, (unsigned long long)e->collectives);
+    *m = w->meetings[--w->n_meetings];
+}
+
+bool last_to_arrive(warp *w, uint32_t mask, const char *what, const char *file, int line)
 {
     fiber *f = me();
-    meeting *m = find_meeting(w, mask, here);
+    meeting *m = &w->meetings[0];
+    /* Nearly always the warp has one meeting, and this lane knows it by its addresses. */
+    if (w->n_meetings != 1 || m->mask != mask || m->where.line != line || m->where.file != file ||
+        m->where.what != what)
+        m = find_meeting(w, mask, {what, file, line});
     m->arrived |= 1u << f->lane;
-    f->waits = here;
-    if (m->arrived != mask) {
-        start_waiting(f);
-        return false;
+    if (m->arrived == mask) {
+        complete(w, m);
+        return true;
     }
-    *m = w->meetings[--w->n_meetings];
-    engine *e = self;
-    if (e->race) race_meet(w, mask);
-    if (++e->collectives > e->options.collective_limit)
-        fail("%s, %s:%d: the block has done %llu collectives and not ended", here.what,
-             short_name(here.file), here.line, (unsigned long long)e->collectives);
-    return true;
+    start_waiting(f);
+    return false;
 }
 
 /* --- synchronisation --- */
@@ -95,7 +103,7 @@ bool last_to_arrive(warp *w, uint32_t mask, const place &here)
 void syncwarp(uint32_t mask, const char *file, int line)
 {
     warp *w = me()->warp;
-    if (!last_to_arrive(w, mask, {"__syncwarp", file, line})) return;
+    if (!last_to_arrive(w, mask, "__syncwarp", file, line)) return;
     self->stats.collectives++;
     race_sync(1u << w->index);
     wake(w, mask);
@@ -109,7 +117,6 @@ static void barrier_done(engine *e, barrier *b)
     race_sync(warps);
     for (; warps; warps &= warps - 1) {
         warp *w = &e->warps[__builtin_ctz(warps)];
-        w->at_barrier = false;
         wake(w, ALL);
     }
 }
@@ -138,7 +145,7 @@ static void warp_at_barrier(unsigned id, unsigned threads, const place &here)
         barrier_done(e, b);
         return;
     }
-    w->at_barrier = true;
+    w->at_barrier = here;
     start_waiting(f);
 }
 
@@ -150,8 +157,9 @@ void syncthreads(const char *file, int line)
         while (!e->fibers[i].gone) i++;
         fail("__syncthreads, %s:%d: thread %u has left the kernel", short_name(file), line, i);
     }
-    place here = {"__syncthreads", file, line};
-    if (last_to_arrive(me()->warp, ALL, here)) warp_at_barrier(0, e->threads, here);
+    const char *what = "__syncthreads";
+    if (last_to_arrive(me()->warp, ALL, what, file, line))
+        warp_at_barrier(0, e->threads, {what, file, line});
 }
 
 void named_barrier(int id, int threads, const char *file, int line)
@@ -166,9 +174,8 @@ void named_barrier(int id, int threads, const char *file, int line)
         "bar_sync 0", "bar_sync 1", "bar_sync 2", "bar_sync 3", "bar_sync 4", "bar_sync 5",
         "bar_sync 6", "bar_sync 7", "bar_sync 8", "bar_sync 9", "bar_sync 10", "bar_sync 11",
         "bar_sync 12", "bar_sync 13", "bar_sync 14", "bar_sync 15"};
-    place here = {names[id], file, line};
-    if (last_to_arrive(me()->warp, ALL, here))
-        warp_at_barrier((unsigned)id, (unsigned)threads, here);
+    if (last_to_arrive(me()->warp, ALL, names[id], file, line))
+        warp_at_barrier((unsigned)id, (unsigned)threads, {names[id], file, line});
 }
 
 /* A thread has left: whoever waits for it waits in vain. */
@@ -197,6 +204,15 @@ bool thread_left(engine *e, fiber *f)
     return true;
 }
 
+/* Where a thread waits that has not left: in a meeting of its warp, or with its warp at a barrier. */
+static const place &where_it_waits(const fiber *f)
+{
+    const warp *w = f->warp;
+    for (unsigned i = 0; i < w->n_meetings; i++)
+        if (w->meetings[i].arrived >> f->lane & 1) return w->meetings[i].where;
+    return w->at_barrier;
+}
+
 /* Nobody may go on, and some have not left. */
 void describe_stuck(engine *e)
 {
@@ -205,16 +221,17 @@ void describe_stuck(engine *e)
         const fiber *f = &e->fibers[i];
         if (f->gone) continue;
         if (!first) first = f;
-        else if (!other && !same_place(f->waits, first->waits)) other = f;
+        else if (!other && !same_place(where_it_waits(f), where_it_waits(first))) other = f;
     }
     char a[48], b[48];
+    const place &p = where_it_waits(first), &q = where_it_waits(other ? other : first);
     if (other)
         fail("deadlock: %u threads never leave; %s waits at %s, %s:%d, %s at %s, %s:%d", e->live,
-             who(first, a), first->waits.what, short_name(first->waits.file), first->waits.line,
-             who(other, b), other->waits.what, short_name(other->waits.file), other->waits.line);
+             who(first, a), p.what, short_name(p.file), p.line, who(other, b), q.what,
+             short_name(q.file), q.line);
     else
         fail("deadlock: %u threads never leave; %s waits at %s, %s:%d", e->live, who(first, a),
-             first->waits.what, short_name(first->waits.file), first->waits.line);
+             p.what, short_name(p.file), p.line);
 }
 
 /* --- data between lanes --- */
@@ -238,7 +255,7 @@ uint64_t shuffle_bits(shuffle how, uint32_t mask, uint64_t v, int by, const char
     warp *w = f->warp;
     w->in[f->lane] = v;
     w->r[0][f->lane] = source_of(how, f->lane, by);
-    if (!last_to_arrive(w, mask, {names[how], file, line})) return w->out[f->lane];
+    if (!last_to_arrive(w, mask, names[how], file, line)) return w->out[f->lane];
     for (unsigned i = 0; i < LANES; i++) {
         if (!(mask >> i & 1)) continue;
         unsigned from = w->r[0][i];
@@ -257,7 +274,7 @@ uint32_t vote(uint32_t mask, bool p, const char *file, int line)
     fiber *f = me();
     warp *w = f->warp;
     w->in[f->lane] = p;
-    if (!last_to_arrive(w, mask, {"vote", file, line})) return (uint32_t)w->out[f->lane];
+    if (!last_to_arrive(w, mask, "vote", file, line)) return (uint32_t)w->out[f->lane];
     uint32_t yes = 0;
     for (unsigned i = 0; i < LANES; i++)
         if (mask >> i & 1) yes |= (uint32_t)(w->in[i] & 1) << i;
