@@ -233,7 +233,7 @@ EMU_OBJ := $(EMU_SRC:%.cc=$B/%.o)
 EMU_CU := $(EMU_CU_SRC:%.cu=$B/emu/plain/%.o)
 EMU_CU_RACE := $(EMU_CU_SRC:%.cu=$B/emu/race/%.o)
 EMU_TESTS := $(EMU_TEST_SRC:%.cc=$B/%)
-EMU_RACE_TESTS := $(patsubst tests/emu/%.cc,$B/tests/emu/race/%,$(EMU_TEST_SRC))
+EMU_RACE_TESTS := $(if $(SAN),,$(patsubst tests/emu/%.cc,$B/tests/emu/race/%,$(EMU_TEST_SRC)))
 EMU_COMMAND := $(if $(EMU_MAIN_SRC),$B/tests/emu/kvpage_emu)
 CXX_MUST := -std=c++17 -ffp-contract=off -fPIC -pthread
 ALL_CXXFLAGS = $(C_OPT) -Wall -Wextra $(CPPFLAGS) $(CXXFLAGS) $(SAN) $(CXX_MUST) $(INC) -Itests \
@@ -327,7 +327,17 @@ sanitize: ## the tests under address, undefined-behaviour and thread sanitizers
 mutants: ## plant faults in a copy, one at a time; the tests must catch each
 	@sh tests/tools/need.sh fetch && python3 tests/mutants/run.py $(FAULTS)
 print-tests:
-	@echo $(TESTS)
+	@echo $(TESTS) $(EMU_TESTS) $(EMU_RACE_TESTS)
+
+.PHONY: cuda-budget ptx-lint cuda-coverage gpu-check
+cuda-budget: ## registers and spills of the kernels, as nvcc compiles them, against their budget
+	@NVCC='$(NVCC)' sh tests/tools/cuda-budget.sh
+ptx-lint: ## the PTX behind the kernels' operations, operand by operand
+	@python3 tests/tools/ptx-lint.py
+cuda-coverage: ## lines of the CUDA device's host code that the tests reach
+	@sh tests/tools/cuda-coverage.sh
+gpu-check: all ## on a machine with a card: check and measure everything in one go
+	@sh tests/gpu/run.sh
 
 .PHONY: header check-includes forbidden abi-check consumers
 header: ## the public header compiles alone in every standard

@@ -1,7 +1,7 @@
 """Plants faults, one at a time, and sees that the tests catch each.
 
 usage: run.py [name-part...]
-The faults are in faults.txt beside this file:
+The faults are in the files faults*.txt beside this one:
 
     == name: what it breaks
     file: lib/room/file.c
@@ -13,6 +13,7 @@ Works in a copy of the tracked and new files under build/mutants, so that nothin
 A test that fails, crashes, or runs longer than its limit has caught the fault; one that does not
 compile is a mistake in the list, as is an original text that is not there.
 """
+import glob
 import os
 import shutil
 import subprocess
@@ -58,7 +59,7 @@ def read_faults(path):
 
 def make(*arguments):
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    return subprocess.run(["make", "-s", *arguments], cwd=TREE, env=env, text=True,
+    return subprocess.run(["make", "-s", "CUDA=0", *arguments], cwd=TREE, env=env, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -98,13 +99,14 @@ def programs_of(tests, built):
     for t in tests:
         matches = [p for p in built if p.endswith("/tests/" + t)]
         if not matches:
-            sys.exit(f"mutants: no test program tests/{t}.c")
+            sys.exit(f"mutants: no test program tests/{t}")
         found += matches
     return found
 
 
 def main():
-    faults = read_faults(os.path.join(HERE, "faults.txt"))
+    faults = [f for path in sorted(glob.glob(os.path.join(HERE, "faults*.txt")))
+              for f in read_faults(path)]
     if len(sys.argv) > 1:
         faults = [f for f in faults if any(part in f.name for part in sys.argv[1:])]
     copy_tree()
