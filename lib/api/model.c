@@ -117,16 +117,16 @@ kvp_status kvp_model_place(kvp_model *model, const kvp_place_options *options, k
     if (o.threads < KVP_THREADS_INLINE || o.threads > 1024)
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "threads: %d is not from -1 to 1024",
                          (int)o.threads);
-    uint32_t ordinal;
-    if (!kvp__device_find(o.device, &ordinal))
+    kvp__place how = {.threads = o.threads, .progress = o.progress, .user = o.user,
+                      .packed_file = o.packed_file};
+    const kvp__device *device = kvp__device_find(o.device, &how.ordinal);
+    if (!device)
         return kvp__fail(err, KVP_ERR_NO_DEVICE, "device \"%s\": there is none of that name",
                          o.device);
     if (o.packed_file && !m->own_model && m->model.source.changed_ns == 0)
         return kvp__fail(err, KVP_ERR_UNSUPPORTED,
                          "packed_file: the model was not opened by path, so its file is not known");
-    kvp__place how = {.threads = o.threads, .progress = o.progress, .user = o.user,
-                      .packed_file = o.packed_file};
-    return kvp__opened_place(m, &how, false, err);
+    return kvp__opened_place(m, device, &how, false, err);
 }
 
 static void fill_from_file(kvp_model_info *i, const kvp__opened *m)
@@ -140,7 +140,7 @@ static void fill_from_file(kvp_model_info *i, const kvp__opened *m)
     i->file_bytes = f->source.bytes;
     i->tensors = f->n_tensors;
     i->weight_bytes = f->weight_bytes;
-    i->packed_bytes = m->device->packed_bytes(f);
+    i->packed_bytes = m->cpu->packed_bytes(f);
     i->tied_embeddings = a->output == a->token_embedding;
     i->chat_format = f->chat_format;
     memcpy(i->name, f->name, sizeof i->name);
@@ -168,11 +168,11 @@ kvp_status kvp_model_get_info(const kvp_model *model, kvp_model_info *out)
     i.n_groups = f->geometry.n_groups;
     i.vocabulary = f->geometry.vocabulary;
     i.context = f->geometry.context;
-    i.cpu_level = m->device->level(f->cpu_level);
+    i.cpu_level = m->cpu->level(f->cpu_level);
     i.activations = f->activations;
     i.chat_format = KVP_CHAT_NONE;
     i.bos_token = i.eos_token = i.unknown_token = -1;
-    i.placed = atomic_load(&m->weights) != NULL;
+    i.placed = atomic_load(&m->n_placed) != 0;
     kvp_plan_options po = {.size = sizeof po, .tokens = 1};
     kvp_plan_result plan = {.size = sizeof plan};
     if (kvp__plan(&f->geometry, &po, &plan, NULL) == KVP_OK)

@@ -44,11 +44,11 @@ kvp_status kvp_pool_slab_size(const kvp_model *model, const kvp_pool_options *op
     if (s != KVP_OK) return s;
     if (!bytes || !align) return kvp__fail(err, KVP_ERR_INVALID_ARG, "bytes or align: NULL");
     if (!o.blocks) return kvp__fail(err, KVP_ERR_INVALID_ARG, "blocks: must be given for a slab");
-    kvp__layout layout;
-    s = kvp__cache_options(m, &o, &layout, err);
+    kvp__cache_shape shape;
+    s = kvp__cache_options(m, &o, &shape, err);
     if (s != KVP_OK) return s;
-    *bytes = layout.bytes;
-    *align = m->device->slab_align;
+    *bytes = shape.layout.bytes;
+    *align = shape.device->slab_align;
     return KVP_OK;
 }
 

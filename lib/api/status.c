@@ -37,7 +37,9 @@ int32_t kvp_feature(const char *name)
     static const char *const names[] = {"cpu", "own-model", "gguf", "chat"};
     for (size_t i = 0; name && i < KVP__COUNT(names); i++)
         if (strcmp(name, names[i]) == 0) return 1;
-    return 0;
+    uint32_t ordinal;
+    const kvp__device *cuda = kvp__device_find("cuda", &ordinal);
+    return name && strcmp(name, "cuda") == 0 && cuda && (!cuda->built || cuda->built());
 }
 
 void kvp__init(void *out, size_t size)

@@ -98,6 +98,8 @@ typedef struct kvp__device {
                               "<name>:0" to "<name>:n-1", there or not */
     bool asynchronous;     /* computes by itself */
 
+    /* Whether this library was built with what the device runs; NULL: always. */
+    bool (*built)(void);
     /* How many there are now; 0: none, and describe(0) says why. */
     uint32_t (*count)(void);
     /* Fills all but `size`. One that is not there or not usable says what is missing. */
@@ -149,11 +151,15 @@ typedef struct kvp__device {
      * DEVICE_LOST: the same, but the step has no results, and no later one will have any. Never waits
      * otherwise. */
     kvp_status (*poll)(const kvp__runner *r);
+    /* What the device itself says of the last error of prepare, launch or poll, as the rest of a
+     * sentence, the runner's; NULL, or this whole function NULL: nothing. */
+    const char *(*why)(const kvp__runner *r);
 
     /* Own-model: a planned step begins, with its copies; then one layer's attention. Both use the
      * team if there is one, and on the CPU the result is there on return; an asynchronous device puts
-     * them on the stream. `work` stays until the next begin, or the runner's end. Nothing has changed
-     * after INVALID_ARG or UNSUPPORTED. */
+     * them on the stream. `work` is looked at during these calls alone, and a graph that the host
+     * captures while it calls attend may be replayed until the next begin. Nothing has changed after
+     * INVALID_ARG or UNSUPPORTED. */
     kvp_status (*begin)(kvp__runner *r, const kvp__work *work, kvp_error *err);
     kvp_status (*attend)(kvp__runner *r, const kvp__work *work, const kvp__attend *a,
                          kvp_error *err);

@@ -30,11 +30,12 @@ static kvp_status choose_blocks(kvp_pool_options *o, const kvp__layout *one,
     return KVP_OK;
 }
 
-kvp_status kvp__cache_options(const kvp__opened *m, kvp_pool_options *o, kvp__layout *layout,
+kvp_status kvp__cache_options(const kvp__opened *m, kvp_pool_options *o, kvp__cache_shape *out,
                               kvp_error *err)
 {
-    uint32_t ordinal;
-    if (!kvp__device_find(o->device, &ordinal))
+    kvp__layout *layout = &out->layout;
+    out->device = kvp__device_find(o->device, &out->ordinal);
+    if (!out->device)
         return kvp__fail(err, KVP_ERR_NO_DEVICE, "device \"%s\": there is none of that name",
                          o->device);
     if (!o->block_tokens) o->block_tokens = KVP__DEFAULT_BLOCK;
@@ -46,7 +47,7 @@ kvp_status kvp__cache_options(const kvp__opened *m, kvp_pool_options *o, kvp__la
     if (s == KVP_OK) s = check_choice("prefix_cache", o->prefix_cache, KVP_PREFIX_CACHE_OFF, err);
     const kvp__geometry *g = &m->model.geometry;
     if (s == KVP_OK)
-        s = m->device->supports(g, o->block_tokens, o->k_format, o->v_format, ordinal, err);
+        s = out->device->supports(g, o->block_tokens, o->k_format, o->v_format, out->ordinal, err);
     if (s == KVP_OK)
         s = kvp__layout_make(layout, g, o->block_tokens, o->k_format, o->v_format, 1, err);
     if (s == KVP_OK) s = choose_blocks(o, layout, g, err);
@@ -58,18 +59,19 @@ kvp_status kvp__cache_options(const kvp__opened *m, kvp_pool_options *o, kvp__la
     return s;
 }
 
-static kvp_status check_slab(const kvp__opened *m, const kvp_pool_options *o,
-                             const kvp__layout *layout, kvp_error *err)
+static kvp_status check_slab(const kvp_pool_options *o, const kvp__cache_shape *shape,
+                             kvp_error *err)
 {
+    const kvp__layout *layout = &shape->layout;
     if (!o->slab) return KVP_OK;
     if (!o->blocks || o->slab_bytes < layout->bytes)
         return kvp__fail_need(err, KVP_ERR_INVALID_ARG, layout->bytes, o->slab_bytes,
                               "slab_bytes: %llu for %llu blocks take %llu",
                               (unsigned long long)o->slab_bytes, (unsigned long long)o->blocks,
                               (unsigned long long)layout->bytes);
-    if ((uintptr_t)o->slab % m->device->slab_align)
+    if ((uintptr_t)o->slab % shape->device->slab_align)
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "slab: not aligned to %llu bytes",
-                         (unsigned long long)m->device->slab_align);
+                         (unsigned long long)shape->device->slab_align);
     return KVP_OK;
 }
 
@@ -117,7 +119,7 @@ static void settle(kvp__domain *d, kvp__shell *killed)
 static kvp_status fill(kvp__cache *c, const kvp_pool_options *o, kvp_error *err)
 {
     const kvp__hooks *h = &c->model->origin.hooks;
-    kvp_status s = c->device->store_create(h, &c->layout, o->slab, 0, &c->store, err);
+    kvp_status s = c->device->store_create(h, &c->layout, o->slab, c->ordinal, &c->store, err);
     if (s == KVP_OK)
         s = kvp__pool_init(&c->pool, h, c->layout.n_groups, c->layout.blocks,
                            c->layout.block_tokens, err);
@@ -135,12 +137,12 @@ kvp_status kvp__cache_create(kvp__cache **out, kvp__opened *m, const kvp_pool_op
                              kvp_error *err)
 {
     kvp_pool_options o = *options;
-    kvp__layout layout;
-    kvp_status s = kvp__cache_options(m, &o, &layout, err);
-    if (s == KVP_OK) s = check_slab(m, &o, &layout, err);
+    kvp__cache_shape shape;
+    kvp_status s = kvp__cache_options(m, &o, &shape, err);
+    if (s == KVP_OK) s = check_slab(&o, &shape, err);
     if (s == KVP_OK && !m->own_model) {
-        kvp__place how = {0};
-        s = kvp__opened_place(m, &how, true, err);
+        kvp__place how = {.ordinal = shape.ordinal};
+        s = kvp__opened_place(m, shape.device, &how, true, err);
     }
     if (s != KVP_OK) return s;
     kvp__cache *c = kvp__alloc_zero(&m->origin.hooks, sizeof *c);
@@ -148,8 +150,9 @@ kvp_status kvp__cache_create(kvp__cache **out, kvp__opened *m, const kvp_pool_op
     kvp__origin_acquire(&m->origin);
     kvp__domain_init(&c->domain, &m->origin, settle, finish);
     c->model = m;
-    c->device = m->device;
-    c->layout = layout;
+    c->device = shape.device;
+    c->ordinal = shape.ordinal;
+    c->layout = shape.layout;
     c->seeds = kvp__hash_secret();
     s = fill(c, &o, err);
     if (s != KVP_OK) {

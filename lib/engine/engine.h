@@ -96,6 +96,7 @@ struct kvp__cache {
     kvp__domain domain; /* first */
     kvp__opened *model;
     const kvp__device *device;
+    uint32_t ordinal;
     kvp__layout layout;
     kvp__store *store;
     kvp__pool pool;
@@ -113,11 +114,11 @@ struct kvp__cache {
     void *slab, *slab_user;
 };
 
-/* One wanted row of the step in flight. The worker that has the row's logits fills in the result. */
+/* One wanted row of the step in flight. The worker that has the row's logits, or the device that chose
+ * by itself, fills in the result. */
 typedef struct kvp__pending {
     kvp__settings *settings;
     float *host_row;            /* mode KVP_SAMPLE_HOST: where the logits go */
-    uint64_t seed, position;
     kvp_status status;
     kvp__sampled sampled;
     kvp_error error;
@@ -134,7 +135,7 @@ struct kvp__loop {
     kvp__shell *shell;
     kvp__sched sched;
     kvp__runner *runner;
-    kvp__team *team;             /* NULL: inline */
+    kvp__team *team;             /* NULL: inline, or the device computes by itself */
     kvp__crew *crew;             /* the host's team, if it gave one */
     kvp__bell bell;
     kvp__ring_queue events;      /* sequences with events, in turn */
@@ -155,6 +156,7 @@ struct kvp__loop {
     kvp__sequence **riders;      /* [n_riders]: whose rows are in flight, doomed ones too */
     uint32_t n_riders;
     kvp__pending *pending;       /* [max_sequences] */
+    kvp__choice *choices;        /* [max_sequences], of the same rows */
     uint32_t *tables;            /* [groups][max_sequences][table_stride], mapped */
     size_t tables_bytes;
     int64_t *slots;              /* [groups][max_rows], own model only */
@@ -181,6 +183,12 @@ static inline kvp__sequence *kvp__sequence_of_entry(kvp__sched_entry *e)
     return (kvp__sequence *)(void *)e; /* its first member */
 }
 
+/* Whether kvp_step itself computes. */
+static inline bool kvp__loop_is_inline(const kvp__loop *l)
+{
+    return !l->team && !l->cache->device->asynchronous;
+}
+
 static inline kvp__prefix *kvp__cache_prefix(kvp__cache *c) { return c->caching ? &c->prefix : NULL; }
 static inline uint32_t kvp__cache_vocabulary(const kvp__cache *c)
 {
@@ -189,8 +197,16 @@ static inline uint32_t kvp__cache_vocabulary(const kvp__cache *c)
 
 /* --- cache.c --- */
 
-/* Options with their defaults filled in and checked (block_tokens, formats, blocks). */
-kvp_status kvp__cache_options(const kvp__opened *m, kvp_pool_options *o, kvp__layout *layout,
+/* What a pool's options come to. */
+typedef struct kvp__cache_shape {
+    const kvp__device *device;
+    uint32_t ordinal;
+    kvp__layout layout;
+} kvp__cache_shape;
+
+/* Options with their defaults filled in and checked (block_tokens, formats, blocks). NO_DEVICE,
+ * UNSUPPORTED, INVALID_ARG, TOO_LARGE. */
+kvp_status kvp__cache_options(const kvp__opened *m, kvp_pool_options *o, kvp__cache_shape *out,
                               kvp_error *err);
 kvp_status kvp__cache_create(kvp__cache **out, kvp__opened *m, const kvp_pool_options *o,
                              kvp_error *err);
@@ -251,8 +267,11 @@ int32_t kvp__loop_timeout_ms(const kvp__loop *l);
 /* --- step.c --- */
 
 kvp_status kvp__loop_step(kvp__loop *l, kvp_error *err);
-/* Ends the step in flight without its results, waiting for chunks that have begun. */
+/* Ends the step in flight without its results, waiting for what has begun. */
 void kvp__loop_drop_flight(kvp__loop *l);
+/* The batch has failed, and says so from now on. Its step in flight, which the device has given up, is
+ * dropped: sequences and pool are as they were before it. `why` (may be NULL): the device's own words. */
+void kvp__loop_fail(kvp__loop *l, kvp_status status, const char *what, const char *why);
 /* Fills the arrays of a step and raises the riders' flags; what launch and the view work from. */
 void kvp__loop_prepare(kvp__loop *l, const kvp__sched_step *step);
 /* The step in flight is over: its KV counts, and its results become tokens and events. `chosen`: a

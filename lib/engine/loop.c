@@ -88,6 +88,7 @@ static kvp_status take_arrays(kvp__loop *l, kvp_error *err)
     l->seqs = take(l, seqs, sizeof *l->seqs, &ok);
     l->riders = take(l, seqs, sizeof *l->riders, &ok);
     l->pending = take(l, seqs, sizeof *l->pending, &ok);
+    l->choices = take(l, seqs, sizeof *l->choices, &ok);
     if (c->model->own_model) {
         l->slots = take(l, rows * c->layout.n_groups, sizeof *l->slots, &ok);
         l->view_handles = take(l, seqs, sizeof *l->view_handles, &ok);
@@ -123,6 +124,7 @@ static void give_arrays(kvp__loop *l)
     kvp__free(h, l->seqs, seqs * sizeof *l->seqs);
     kvp__free(h, l->riders, seqs * sizeof *l->riders);
     kvp__free(h, l->pending, seqs * sizeof *l->pending);
+    kvp__free(h, l->choices, seqs * sizeof *l->choices);
     kvp__free(h, l->slots, rows * l->cache->layout.n_groups * sizeof *l->slots);
     kvp__free(h, l->view_handles, seqs * sizeof *l->view_handles);
     kvp__free(h, l->view_tags, seqs * sizeof *l->view_tags);
@@ -134,6 +136,7 @@ static void give_arrays(kvp__loop *l)
 
 static kvp_status take_team(kvp__loop *l, const kvp_batch_options *o, kvp_error *err)
 {
+    if (l->cache->device->asynchronous) return KVP_OK;
     if (o->team) {
         kvp__shell *shell = kvp__shell_pin(o->team, KVP__KIND_TEAM);
         if (!shell) return kvp__fail(err, KVP_ERR_INVALID_HANDLE, "not a live team handle");
@@ -158,15 +161,22 @@ static void give_team(kvp__loop *l)
         kvp__team_release(l->team);
 }
 
-static kvp_status take_runner(kvp__loop *l, kvp_error *err)
+static kvp_status take_runner(kvp__loop *l, const kvp_batch_options *o, kvp_error *err)
 {
     kvp__cache *c = l->cache;
+    if (o->stream && !c->device->asynchronous)
+        return kvp__fail(err, KVP_ERR_INVALID_ARG, "stream: device \"%s\" has none",
+                         c->device->name);
+    if (!o->stream && c->device->asynchronous && c->model->own_model)
+        return kvp__fail(err, KVP_ERR_INVALID_ARG,
+                         "stream: NULL, and with a model of one's own nothing else tells when "
+                         "attention on device \"%s\" is over", c->device->name);
     uint64_t positions = (uint64_t)c->pool.n_blocks * c->pool.block_tokens;
     const kvp__model *m = &c->model->model;
     if (m->geometry.context) positions = kvp__min64(positions, m->geometry.context);
     kvp__runner_options ro = {
-        .hooks = hooks_of(l), .model = m, .weights = atomic_load(&c->model->weights),
-        .store = c->store, .team = l->team, .max_rows = l->max_rows,
+        .hooks = hooks_of(l), .model = m, .weights = kvp__opened_weights(c->model, c->device, c->ordinal), .store = c->store,
+        .team = l->team, .stream = o->stream, .max_rows = l->max_rows,
         .max_seqs = l->max_sequences, .max_outputs = l->max_sequences,
         .max_positions = (uint32_t)kvp__min64(positions, KVP__MAX_TOKENS)};
     l->table_stride = (uint32_t)kvp__ceil_div(ro.max_positions, c->pool.block_tokens);
@@ -206,7 +216,7 @@ kvp_status kvp__loop_create(kvp__loop **out, kvp__cache *c, const kvp_batch_opti
     s = kvp__sched_init(&l->sched, hooks_of(l), &so, &c->pool, kvp__cache_prefix(c), &c->holders,
                         err);
     if (s == KVP_OK) s = take_team(l, &o, err);
-    if (s == KVP_OK) s = take_runner(l, err);
+    if (s == KVP_OK) s = take_runner(l, &o, err);
     if (s == KVP_OK) s = take_arrays(l, err);
     if (s == KVP_OK) {
         l->shell = kvp__shell_make(&c->model->origin, KVP__KIND_BATCH, l, &c->domain);

@@ -5,16 +5,22 @@
 
 #include <string.h>
 
+/* The memory of an asynchronous device is its parent's alone after a fork. */
+static bool is_usable(const kvp__opened *m, const kvp__placed *p)
+{
+    return !p->device->asynchronous || kvp__origin_is_ours(&m->origin, p->generation);
+}
+
 static void finish(kvp__origin *origin)
 {
     kvp__opened *m = (kvp__opened *)origin;
-    kvp__weights *w = atomic_load(&m->weights);
-    if (w) m->device->unplace(w);
+    for (uint32_t i = 0; i < atomic_load(&m->n_placed); i++)
+        if (is_usable(m, &m->placed[i])) m->placed[i].device->unplace(m->placed[i].weights);
     if (!m->own_model) kvp__model_unload(&m->model);
     pthread_mutex_destroy(&m->placing);
 }
 
-static kvp_status check_options(const kvp_model_options *o, const kvp__device *device,
+static kvp_status check_options(const kvp_model_options *o, const kvp__device *cpu,
                                 kvp_error *err)
 {
     if (o->activations > KVP_ACTIVATIONS_F32)
@@ -23,7 +29,7 @@ static kvp_status check_options(const kvp_model_options *o, const kvp__device *d
     if (o->cpu_level > KVP_CPU_AMX)
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "cpu_level: %u is not KVP_CPU_...",
                          (unsigned)o->cpu_level);
-    if (device->level(o->cpu_level) == 0)
+    if (cpu->level(o->cpu_level) == 0)
         return kvp__fail(err, KVP_ERR_UNSUPPORTED, "cpu_level %u: this machine has no such level",
                          (unsigned)o->cpu_level);
     return KVP_OK;
@@ -36,8 +42,8 @@ static kvp_status make(kvp__opened **out, const kvp_model_options *options, kvp_
     kvp_status s = kvp__hooks_fill(&hooks, options->hooks, err);
     if (s != KVP_OK) return s;
     uint32_t ordinal;
-    const kvp__device *device = kvp__device_find(NULL, &ordinal);
-    s = check_options(options, device, err);
+    const kvp__device *cpu = kvp__device_find(NULL, &ordinal);
+    s = check_options(options, cpu, err);
     if (s != KVP_OK) return s;
     kvp__opened *m = kvp__alloc_zero(&hooks, sizeof *m);
     if (!m) return kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for a model");
@@ -46,7 +52,7 @@ static kvp_status make(kvp__opened **out, const kvp_model_options *options, kvp_
         kvp__free(&hooks, m, sizeof *m);
         return s;
     }
-    m->device = device;
+    m->cpu = cpu;
     pthread_mutex_init(&m->placing, NULL);
     m->model.hooks = hooks;
     m->model.activations = options->activations ? options->activations : KVP_ACTIVATIONS_INT8;
@@ -121,11 +127,51 @@ kvp_status kvp__opened_from_geometry(kvp__opened **out, const kvp_model_options 
     return give_handle(m, out, err);
 }
 
-kvp_status kvp__opened_place(kvp__opened *m, const kvp__place *how, bool wait, kvp_error *err)
+static const kvp__placed *placed_on(const kvp__opened *m, const kvp__device *device,
+                                    uint32_t ordinal)
+{
+    uint32_t n = atomic_load(&m->n_placed);
+    for (uint32_t i = 0; i < n; i++)
+        if (m->placed[i].device == device && m->placed[i].ordinal == ordinal) return &m->placed[i];
+    return NULL;
+}
+
+kvp__weights *kvp__opened_weights(const kvp__opened *m, const kvp__device *device,
+                                  uint32_t ordinal)
+{
+    const kvp__placed *p = placed_on(m, device, ordinal);
+    return p ? p->weights : NULL;
+}
+
+/* With the lock held. */
+static kvp_status place_anew(kvp__opened *m, const kvp__device *device, const kvp__place *how,
+                             kvp_error *err)
+{
+    uint32_t n = atomic_load(&m->n_placed);
+    if (n == KVP__MAX_PLACES)
+        return kvp__fail(err, KVP_ERR_UNSUPPORTED, "the model is on %u devices, as many as it can be",
+                         (unsigned)n);
+    kvp__placed p = {.device = device, .ordinal = how->ordinal,
+                     .generation = kvp__origin_generation(&m->origin)};
+    kvp_status s = device->place(&m->model, how, &p.weights, err);
+    if (s != KVP_OK) return s;
+    m->placed[n] = p;
+    atomic_store(&m->n_placed, n + 1);
+    return KVP_OK;
+}
+
+kvp_status kvp__opened_place(kvp__opened *m, const kvp__device *device, const kvp__place *how,
+                             bool wait, kvp_error *err)
 {
     if (m->own_model)
         return kvp__fail(err, KVP_ERR_UNSUPPORTED, "an own-model geometry has no weights to place");
-    if (atomic_load(&m->weights)) return KVP_OK;
+    if (how->packed_file && device != m->cpu)
+        return kvp__fail(err, KVP_ERR_UNSUPPORTED, "packed_file: only for the CPU");
+    const kvp__placed *there = placed_on(m, device, how->ordinal);
+    if (there && !is_usable(m, there))
+        return kvp__fail(err, KVP_ERR_FORKED,
+                         "the weights on device \"%s\" belong to the parent process", device->name);
+    if (there) return KVP_OK;
     uint64_t me = (uint64_t)(uintptr_t)pthread_self();
     if (atomic_load(&m->placer) == me)
         return kvp__fail(err, KVP_ERR_REENTRANT, "called from the progress hook of a placement");
@@ -134,11 +180,9 @@ kvp_status kvp__opened_place(kvp__opened *m, const kvp__place *how, bool wait, k
     else if (pthread_mutex_trylock(&m->placing) != 0)
         return kvp__fail(err, KVP_ERR_BUSY, "another thread is placing this model");
     kvp_status s = KVP_OK;
-    if (!atomic_load(&m->weights)) {
+    if (!placed_on(m, device, how->ordinal)) {
         atomic_store(&m->placer, me);
-        kvp__weights *w = NULL;
-        s = m->device->place(&m->model, how, &w, err);
-        if (s == KVP_OK) atomic_store(&m->weights, w);
+        s = place_anew(m, device, how, err);
         atomic_store(&m->placer, 0);
     }
     pthread_mutex_unlock(&m->placing);

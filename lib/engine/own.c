@@ -51,11 +51,11 @@ kvp_status kvp__own_view_group(const kvp__loop *l, uint32_t group, kvp_view_grou
     return KVP_OK;
 }
 
-/* A stride the host gave, or the packed one; it must keep floats aligned. */
-static bool stride_in(int64_t given, int64_t packed, int64_t *out)
+/* A stride the host gave, or the packed one; it must keep elements of `size` bytes aligned. */
+static bool stride_in(int64_t given, int64_t packed, int64_t size, int64_t *out)
 {
     *out = given ? given : packed;
-    return *out % (int64_t)sizeof(float) == 0;
+    return *out % size == 0;
 }
 
 static kvp_status translate(kvp__attend *out, const kvp_layer_group *g, uint32_t layer,
@@ -65,25 +65,29 @@ static kvp_status translate(kvp__attend *out, const kvp_layer_group *g, uint32_t
         const char *name;
         const void *p;
     } arrays[] = {{"q", a->q}, {"k", a->k}, {"v", a->v}, {"out", a->out}};
+    uint32_t type = a->type ? a->type : KVP_KV_F32;
+    if (type > KVP_KV_F32)
+        return kvp__fail(err, KVP_ERR_INVALID_ARG, "type: %u is not KVP_KV_...", (unsigned)type);
+    int64_t f = type == KVP_KV_F32 ? 4 : 2;
     for (size_t i = 0; i < KVP__COUNT(arrays); i++)
-        if (!arrays[i].p || (uintptr_t)arrays[i].p % sizeof(float))
+        if (!arrays[i].p || (uintptr_t)arrays[i].p % (uintptr_t)f)
             return kvp__fail(err, KVP_ERR_INVALID_ARG, "%s: NULL or not aligned", arrays[i].name);
     if (!(a->scale >= 0 && a->scale <= 3.0e38f) || !(a->softcap >= 0 && a->softcap <= 3.0e38f))
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "scale or softcap: negative or not a number");
-    int64_t f = sizeof(float), k_row = f * g->kv_heads * g->key_dim;
+    int64_t k_row = f * g->kv_heads * g->key_dim;
     int64_t q_row = f * g->query_heads * g->key_dim, v_row = f * g->kv_heads * g->value_dim;
     int64_t out_row = f * g->query_heads * g->value_dim;
-    *out = (kvp__attend){.layer = layer, .type = KVP_KV_F32, .softcap = a->softcap, .q = a->q, .k = a->k, .v = a->v,
+    *out = (kvp__attend){.layer = layer, .type = type, .softcap = a->softcap, .q = a->q, .k = a->k, .v = a->v,
                          .out = a->out};
     out->scale = a->scale != 0 ? a->scale : 1.0f / __builtin_sqrtf((float)g->key_dim);
-    bool ok = stride_in(a->q_row_stride, q_row, &out->q_row) &&
-              stride_in(a->q_head_stride, f * g->key_dim, &out->q_head) &&
-              stride_in(a->k_row_stride, k_row, &out->k_row) &&
-              stride_in(a->k_head_stride, f * g->key_dim, &out->k_head) &&
-              stride_in(a->v_row_stride, v_row, &out->v_row) &&
-              stride_in(a->v_head_stride, f * g->value_dim, &out->v_head) &&
-              stride_in(a->out_row_stride, out_row, &out->out_row) &&
-              stride_in(a->out_head_stride, f * g->value_dim, &out->out_head);
+    bool ok = stride_in(a->q_row_stride, q_row, f, &out->q_row) &&
+              stride_in(a->q_head_stride, f * g->key_dim, f, &out->q_head) &&
+              stride_in(a->k_row_stride, k_row, f, &out->k_row) &&
+              stride_in(a->k_head_stride, f * g->key_dim, f, &out->k_head) &&
+              stride_in(a->v_row_stride, v_row, f, &out->v_row) &&
+              stride_in(a->v_head_stride, f * g->value_dim, f, &out->v_head) &&
+              stride_in(a->out_row_stride, out_row, f, &out->out_row) &&
+              stride_in(a->out_head_stride, f * g->value_dim, f, &out->out_head);
     if (ok) return KVP_OK;
     return kvp__fail(err, KVP_ERR_INVALID_ARG, "a stride is not a multiple of %d bytes", (int)f);
 }
@@ -103,6 +107,7 @@ kvp_status kvp__own_attention(kvp__loop *l, uint32_t layer, const kvp_attention_
     s = translate(&attend, &g->groups[g->layer_group[layer]], layer, a, err);
     if (s != KVP_OK) return s;
     s = l->cache->device->attend(l->runner, &l->work, &attend, err);
+    if (s == KVP_ERR_DEVICE_LOST) kvp__loop_fail(l, s, "the device stopped working", NULL);
     if (s != KVP_OK) return s;
     l->layers_done[layer] = 1;
     return KVP_OK;

@@ -5,13 +5,17 @@
  * planning; an inline call computes for as long as its budget lasts. See engine.h for what may
  * change under a step in flight.
  */
+#define _GNU_SOURCE
 #include "engine/engine.h"
 
 #include <sched.h>
 #include <string.h>
+#include <time.h>
 
 /* A lost device signals nothing: while a step is in flight somebody must look now and then. */
 #define LOOK_NS 100000000u
+/* Between two looks of a batch that ends with a step on an asynchronous device. */
+#define WAIT_NS 20000
 
 static const kvp__hooks *hooks_of(const kvp__loop *l) { return &l->cache->model->origin.hooks; }
 
@@ -34,8 +38,18 @@ static void post(void *user, uint32_t i, float *logits, void *scratch)
     }
     const kvp__settings *t = p->settings;
     p->error.size = sizeof p->error;
-    p->status = kvp__sample(&t->sampler, logits, n, p->seed, p->position, t->recent, t->n_recent,
+    const kvp__choice *c = &l->choices[i];
+    p->status = kvp__sample(&t->sampler, logits, n, c->seed, c->position, t->recent, t->n_recent,
                             scratch, &p->sampled, &p->error);
+}
+
+static void chosen(void *user, uint32_t i, int32_t token, uint32_t bad)
+{
+    kvp__loop *l = user;
+    kvp__pending *p = &l->pending[i];
+    p->error.size = sizeof p->error;
+    p->sampled = (kvp__sampled){.token = token};
+    if (token < 0) p->status = kvp__sample_broken(bad, kvp__cache_vocabulary(l->cache), &p->error);
 }
 
 static void done(void *user)
@@ -63,9 +77,10 @@ static void prepare_output(kvp__loop *l, const kvp__sched_item *item, kvp__seque
     p->settings = s->settings;
     p->settings->refs++;
     p->host_row = kvp__sequence_logits_row(s);
-    p->seed = s->seed;
-    p->position = (uint64_t)item->first_pos + item->n_rows;
     p->status = KVP_OK;
+    bool host = l->cache->model->own_model || p->host_row;
+    l->choices[i] = (kvp__choice){.sampler = host ? NULL : &p->settings->sampler, .seed = s->seed,
+                                  .position = (uint64_t)item->first_pos + item->n_rows};
     remember_recent(p->settings, &s->seq);
 }
 
@@ -104,7 +119,8 @@ void kvp__loop_prepare(kvp__loop *l, const kvp__sched_step *step)
     l->work = (kvp__work){.n_rows = step->n_rows, .n_seqs = step->n_items,
                           .n_copies = step->n_copies, .tokens = l->tokens,
                           .positions = l->positions, .seqs = l->seqs, .copies = step->copies,
-                          .outputs = l->outputs, .post = post, .done = done, .user = l};
+                          .outputs = l->outputs, .choices = l->choices, .post = post,
+                          .chosen = chosen, .done = done, .user = l};
     for (uint32_t i = 0; i < step->n_items; i++) prepare_item(l, i, &step->items[i]);
 }
 
@@ -234,26 +250,34 @@ void kvp__loop_take_in(kvp__loop *l, const int32_t *chosen)
     kvp__loop_land(l);
 }
 
-static void fail(kvp__loop *l, kvp_status status, const char *why)
+void kvp__loop_fail(kvp__loop *l, kvp_status status, const char *what, const char *why)
 {
+    kvp__sched_abort(&l->sched);
+    kvp__loop_land(l);
     l->fatal = status;
     l->fatal_error.size = sizeof l->fatal_error;
-    kvp__fail(&l->fatal_error, status, "%s", why);
-    kvp__log(hooks_of(l), KVP_LOG_ERROR, "the batch failed: %s", why);
+    kvp__fail(&l->fatal_error, status, "%s%s%s", what, why ? ": " : "", why ? why : "");
+    kvp__log(hooks_of(l), KVP_LOG_ERROR, "the batch failed: %s", l->fatal_error.text);
+}
+
+static const char *why(const kvp__loop *l)
+{
+    const kvp__device *d = l->cache->device;
+    return d->why ? d->why(l->runner) : NULL;
 }
 
 /* Computes (inline) or looks; takes in a step that is over. */
 static void get_on(kvp__loop *l, uint64_t until)
 {
     const kvp__device *d = l->cache->device;
-    if (!l->team) d->advance(l->runner, until);
+    if (kvp__loop_is_inline(l)) d->advance(l->runner, until);
     kvp_status s = d->poll(l->runner);
     if (s == KVP_OK) {
         uint64_t t = kvp__now(hooks_of(l));
         kvp__loop_take_in(l, NULL);
         count(&l->plan_ns, kvp__now(hooks_of(l)) - t);
     } else if (s < 0) {
-        fail(l, s, "the device stopped working");
+        kvp__loop_fail(l, s, "the device stopped working", why(l));
     }
 }
 
@@ -264,10 +288,12 @@ void kvp__loop_drop_flight(kvp__loop *l)
     if (l->flight == KVP__FLIGHT_DEVICE) {
         d->cancel(l->runner);
         while (d->poll(l->runner) == KVP_AGAIN) {
-            if (l->team)
-                sched_yield();
-            else
+            if (kvp__loop_is_inline(l))
                 d->advance(l->runner, UINT64_MAX);
+            else if (d->asynchronous)
+                nanosleep(&(struct timespec){.tv_nsec = WAIT_NS}, NULL);
+            else
+                sched_yield();
         }
     }
     kvp__sched_abort(&l->sched);
@@ -290,8 +316,7 @@ static kvp_status make_ready(kvp__loop *l, kvp_error *err)
         return KVP_OK;
     }
     l->flight = KVP__FLIGHT_DEVICE;
-    s = d->prepare(l->runner, &l->work);
-    return s == KVP_OK ? s : kvp__fail(err, s, "the device took no step");
+    return d->prepare(l->runner, &l->work);
 }
 
 static void launch(kvp__loop *l)
@@ -308,14 +333,10 @@ static void launch(kvp__loop *l)
     }
     /* Workers that wake up may take this thread's core from here on. */
     count(&l->plan_ns, kvp__now(hooks_of(l)) - t);
-    if (s == KVP_OK && l->flight == KVP__FLIGHT_DEVICE) {
-        s = l->cache->device->launch(l->runner);
-        if (s != KVP_OK) kvp__fail(&e, s, "the device took no step");
-    }
+    if (s == KVP_OK && l->flight == KVP__FLIGHT_DEVICE) s = l->cache->device->launch(l->runner);
     if (s == KVP_OK) return;
-    kvp__sched_abort(&l->sched);
-    kvp__loop_land(l);
-    fail(l, s, e.text);
+    bool told = e.text[0] != '\0';
+    kvp__loop_fail(l, s, told ? e.text : "the device took no step", told ? NULL : why(l));
 }
 
 /* What kvp_step says, the deadline, and the bell, from the state that is left. */
@@ -330,7 +351,7 @@ static kvp_status answer(kvp__loop *l, kvp_error *err)
     bool computing = l->flight == KVP__FLIGHT_DEVICE;
     bool stalled = !computing && l->step && l->step->stalled;
     /* Inline work goes on when called again; so does what taking in results has made ready. */
-    bool again = computing ? !l->team : !stalled && kvp__sched_has_work(&l->sched);
+    bool again = computing ? kvp__loop_is_inline(l) : !stalled && kvp__sched_has_work(&l->sched);
     if (again) {
         l->deadline = 0;
         kvp__bell_ring(&l->bell);
@@ -352,11 +373,12 @@ kvp_status kvp__loop_step(kvp__loop *l, kvp_error *err)
 {
     kvp__bell_quiet(&l->bell);
     if (l->fatal == KVP_OK) {
-        uint64_t until = l->team ? 0 : later(kvp__now(hooks_of(l)), l->inline_budget_ns);
+        bool computes = kvp__loop_is_inline(l);
+        uint64_t until = computes ? later(kvp__now(hooks_of(l)), l->inline_budget_ns) : 0;
         if (l->flight == KVP__FLIGHT_DEVICE) get_on(l, until);
         if (l->flight == KVP__FLIGHT_NONE && !l->fatal) {
             launch(l);
-            if (l->flight == KVP__FLIGHT_DEVICE && !l->team && !l->fatal) get_on(l, until);
+            if (l->flight == KVP__FLIGHT_DEVICE && computes && !l->fatal) get_on(l, until);
         }
     }
     return answer(l, err);
