@@ -142,10 +142,12 @@ static uint64_t blocks_of(const bench *b, const bench_result *r)
     return bench_case_tokens(r, b->block_tokens) / b->block_tokens + 1;
 }
 
-/* The pool commits memory as blocks are used: what is left of the system must hold them. */
+/* On the CPU the pool commits memory as blocks are used: what is left of the system must hold them. A
+ * GPU says itself what it lacks. */
 static void check_memory(const bench *b, bench_result *r)
 {
-    uint64_t needed = blocks_of(b, r) * b->block_bytes, available = machine_memory_available();
+    uint64_t needed = blocks_of(b, r) * b->block_bytes;
+    uint64_t available = b->on_cpu ? machine_memory_available() : 0;
     char a[32], c[32];
     if (b->set.cache_bytes && needed > b->set.cache_bytes)
         leave_out(r, "needs %s of KV cache; --cache allows %s", format_bytes(a, needed),
@@ -196,8 +198,10 @@ static int list_cases(void)
 static void print_head(const bench *b)
 {
     char gb[32];
-    printf("%s, %s, %s, %u thread%s", bench_model_name(b), b->cpu,
-           cpu_level_name(b->info.cpu_level), (unsigned)b->threads, b->threads == 1 ? "" : "s");
+    printf("%s, %s", bench_model_name(b), b->machine);
+    if (b->on_cpu)
+        printf(", %s, %u thread%s", cpu_level_name(b->info.cpu_level), (unsigned)b->threads,
+               b->threads == 1 ? "" : "s");
     if (b->bandwidth > 0) printf(", memory reads %s GB/s", bench_number(gb, b->bandwidth / 1e9));
     printf("\nmedians of %u\n\n", (unsigned)b->repeats);
     printf("%-12s %10s %-5s %19s %9s %6s\n", "case", "median", "", "least to most", "limit",
@@ -291,11 +295,12 @@ static void print_json(const bench *b)
     json_string(&j, "model", bench_model_name(b));
     json_string(&j, "version", version);
     json_string(&j, "date", b->date);
-    json_string(&j, "cpu", b->cpu);
-    json_string(&j, "cpu_level", cpu_level_name(b->info.cpu_level));
+    json_string(&j, "device", b->device);
+    json_string(&j, b->on_cpu ? "cpu" : "gpu", b->machine);
+    if (b->on_cpu) json_string(&j, "cpu_level", cpu_level_name(b->info.cpu_level));
     json_string(&j, "activations", activations_name(b->info.activations));
     json_string(&j, "kv", kv_format_name(b->set.kv));
-    json_uint(&j, "threads", b->threads);
+    if (b->on_cpu) json_uint(&j, "threads", b->threads);
     json_uint(&j, "repeats", b->repeats);
     json_uint(&j, "weight_bytes_per_step", b->weight_bytes);
     json_uint(&j, "kv_bytes_per_token", b->info.kv_bytes_per_token *
@@ -380,11 +385,17 @@ static void look_at_machine(bench *b)
     kvp_device_info device = {.size = sizeof device};
     time_t now = time(NULL);
     struct tm utc;
-    kvp_device_get(0, &device);
+    if (gmtime_r(&now, &utc)) strftime(b->date, sizeof b->date, "%Y-%m-%d %H:%M UTC", &utc);
+    device_named(b->set.device, &device);
+    snprintf(b->device, sizeof b->device, "%s", device.name);
+    b->on_cpu = !strcmp(device.name, "cpu");
+    if (!b->on_cpu) {
+        snprintf(b->machine, sizeof b->machine, "%s", device.description);
+        return;
+    }
     b->threads = b->set.threads ? b->set.threads : device.threads;
     if (!b->threads) b->threads = 1;
-    machine_cpu_name(b->cpu, sizeof b->cpu);
-    if (gmtime_r(&now, &utc)) strftime(b->date, sizeof b->date, "%Y-%m-%d %H:%M UTC", &utc);
+    machine_cpu_name(b->machine, sizeof b->machine);
     b->bandwidth = machine_read_bandwidth(b->threads);
 }
 

@@ -89,8 +89,9 @@ typedef struct bench {
     kvp_model_info info;
     uint64_t threads, context, block_bytes, block_tokens;
     uint64_t weight_bytes; /* that a step reads */
-    double bandwidth;
-    char cpu[128], date[32];
+    double bandwidth;      /* of the CPU's memory; 0: not known */
+    bool on_cpu;
+    char device[32], machine[128], date[32];
     bench_result results[BENCH_CASES];
 
     /* A run: the prompts that stay from one repeat to the next, and the sequences of this one. */

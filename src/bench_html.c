@@ -124,10 +124,10 @@ static void write_machine(const bench *b, FILE *out)
 {
     char line[256], number[32];
     uint32_t v = kvp_version();
-    fact(out, "Machine", b->cpu);
+    fact(out, "Machine", b->machine);
     snprintf(line, sizeof line, "%u, instruction set %s", (unsigned)b->threads,
              cpu_level_name(b->info.cpu_level));
-    fact(out, "Threads", line);
+    if (b->on_cpu) fact(out, "Threads", line);
     snprintf(line, sizeof line, "reads %s GB/s with these threads",
              bench_number(number, b->bandwidth / 1e9));
     fact(out, "Memory", b->bandwidth > 0 ? line : "bandwidth not measured");

@@ -448,7 +448,8 @@ int bench_open_pool(bench *b, uint64_t blocks)
     session *s = &b->session;
     kvp_error err = {.size = sizeof err};
     kvp_pool_options pool = {.size = sizeof pool, .block_tokens = (uint32_t)b->set.block,
-                             .blocks = blocks, .k_format = b->set.kv, .v_format = b->set.kv};
+                             .blocks = blocks, .k_format = b->set.kv, .v_format = b->set.kv,
+                             .device = b->set.device};
     /* The blocks are counted to the last one: none to keep free. */
     kvp_batch_options batch = {.size = sizeof batch, .threads = (int32_t)b->set.threads,
                                .watermark = KVP_WATERMARK_NONE};

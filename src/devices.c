@@ -16,7 +16,7 @@ static void json_device(json *j, const kvp_device_info *d)
 static void print_device(const kvp_device_info *d)
 {
     char memory[32];
-    printf("%-8s %s%s", d->name, d->description, d->usable ? "" : " (not usable)");
+    printf("%-8s %s%s", d->name, d->usable ? "" : "not usable: ", d->description);
     if (d->threads) printf(", %u threads", d->threads);
     if (d->memory_bytes) printf(", %s", format_bytes(memory, d->memory_bytes));
     printf("\n");
@@ -29,7 +29,8 @@ int command_devices(int argc, char **argv)
         {.name = "json", .kind = OPTION_FLAG, .value = &as_json, .help = "as JSON"},
         {.name = NULL}};
     const option_group groups[] = {{"options", own}, {NULL, NULL}};
-    const usage u = {"devices", "Lists the devices that models can run on.\n", groups, 0, 0};
+    const usage u = {"devices", "Lists the devices that models can run on, and what is missing "
+                     "for the others.\n", groups, 0, 0};
     kvp_device_info d = {.size = sizeof d};
     json j = {.out = stdout, .first = true};
     arguments args;

@@ -51,6 +51,7 @@ typedef struct plan_options {
     uint64_t layers, kv_heads, head_dim, value_dim, window;
     uint64_t context, sequences, block, memory;
     uint32_t kv, kv_values;
+    const char *device;
     bool json, list;
 } plan_options;
 
@@ -126,7 +127,7 @@ static void print_plan(const plan_options *p, const kvp_plan_result *r, uint64_t
     line("without rounding", r->kv_bytes_ideal, "tokens x KV of a token");
     if (r->kv_bytes_windowed != r->kv_bytes_ideal)
         line("windows alone", r->kv_bytes_windowed, "if window layers kept only their window");
-    if (r->weight_bytes) line("weights", r->weight_bytes, "packed for the CPU");
+    if (r->weight_bytes) line("weights", r->weight_bytes, "as they lie on the device");
     if (r->workspace_bytes) line("workspace", r->workspace_bytes, "of a batch");
     if (p->memory)
         printf("\nin %s of KV cache fit %llu blocks: %llu sequence%s of %llu tokens\n",
@@ -169,7 +170,7 @@ static int make_plan(const plan_options *p, const kvp_model *model)
     kvp_plan_options o = {.size = sizeof o, .block_tokens = (uint32_t)p->block,
                           .k_format = p->kv, .v_format = p->kv_values,
                           .tokens = p->context, .sequences = p->sequences,
-                          .memory_bytes = p->memory};
+                          .memory_bytes = p->memory, .device = p->device};
     kvp_plan_result r = {.size = sizeof r};
     uint64_t tokens;
     if (kvp_plan(model, &o, &r, &err) < 0) return fail_with(&err);
@@ -226,6 +227,7 @@ int command_plan(int argc, char **argv)
          .help = "tokens of a block; default: 16", .least = 1, .most = 256},
         {.name = "memory", .kind = OPTION_BYTES, .value = &p.memory, .argument = "SIZE",
          .help = "for the KV cache: how many sequences fit?"},
+        device_option(&p.device),
         {.name = "json", .kind = OPTION_FLAG, .value = &p.json, .help = "as JSON"},
         {.name = NULL}};
     const option_group groups[] = {

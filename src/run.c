@@ -204,6 +204,20 @@ static void json_event(run *r, const kvp_event *e)
     json_line(&j);
 }
 
+static uint64_t seed_of(const run *r)
+{
+    kvp_seq_info info = {.size = sizeof info};
+    kvp_seq_get_info(r->seqs[0], &info);
+    return info.seed;
+}
+
+/* What would give the same text again, where nobody chose it. */
+static void show_seed(const run *r)
+{
+    if (r->quiet || r->json || r->set.seed || r->set.temperature == 0) return;
+    fprintf(stderr, "[seed %llu]\n", (unsigned long long)seed_of(r));
+}
+
 /* --- the loop --- */
 
 static void count_ending(run *r, const kvp_event *e)
@@ -266,6 +280,7 @@ static void json_summary(const run *r, const kvp_pool_stats *p)
     json_open(&j, NULL, '{');
     json_string(&j, "event", "summary");
     json_real(&j, "load_ms", (double)r->session.load_ns / 1e6);
+    json_uint(&j, "seed", seed_of(r));
     json_uint(&j, "generated", r->generated);
     json_uint(&j, "tokens_prompt", p->tokens_prompt);
     json_uint(&j, "tokens_cached", p->tokens_cached);
@@ -307,6 +322,7 @@ static int run_prompt(run *r, const char *text, size_t bytes)
     kvp_error err = {.size = sizeof err};
     int code;
     if (start(r, text, bytes, &err) < 0) return fail_with(&err);
+    show_seed(r);
     if (!r->json) head(r);
     code = step_to_the_end(r);
     if (code != EXIT_DONE) return code;

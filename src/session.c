@@ -35,11 +35,18 @@ option chat_format_option(settings *s)
                     .choices = format_choices};
 }
 
+option device_option(const char **device)
+{
+    return (option){.name = "device", .kind = OPTION_TEXT, .value = device, .argument = "NAME",
+                    .help = "cpu, the default, or cuda, cuda:1, ... (see `kvpage devices`)"};
+}
+
 void settings_engine(settings *s, option table[ENGINE_OPTIONS])
 {
     const option options[ENGINE_OPTIONS] = {
+        device_option(&s->device),
         {.name = "threads", .kind = OPTION_NUMBER, .value = &s->threads, .argument = "N",
-         .help = "worker threads; default: one per core", .least = 1, .most = 1024},
+         .help = "worker threads on the CPU; default: one per core", .least = 1, .most = 1024},
         {.name = "context", .kind = OPTION_NUMBER, .value = &s->context, .argument = "TOKENS",
          .help = "longest sequence; default: what the model was trained for", .least = 2,
          .most = 1 << 30},
@@ -90,7 +97,7 @@ void settings_sampling(settings *s, option table[SAMPLING_OPTIONS])
          .most = 100},
         {.name = "penalty-window", .kind = OPTION_NUMBER, .value = &s->penalty_window,
          .argument = "N", .help = "the last N tokens count as seen; default: 64", .least = 1,
-         .most = 1 << 30},
+         .most = 8192},
         {.name = "ignore-eos", .kind = OPTION_FLAG, .value = &s->ignore_eos,
          .help = "go on after the model's end token"},
         {.name = "stop", .kind = OPTION_LIST, .value = &s->stop, .argument = "TEXT",
@@ -165,6 +172,21 @@ static void show_warning(void *user, int32_t level, const char *line)
     fprintf(stderr, "kvpage: %s\n", line);
 }
 
+/* What the options ask for is refused before anything is loaded. */
+static kvp_status check_settings(const session *s, const settings *set, kvp_error *err)
+{
+    kvp_plan_options plan = {.size = sizeof plan, .block_tokens = (uint32_t)set->block,
+                             .k_format = set->kv, .v_format = set->kv, .device = set->device};
+    kvp_pool_options pool = {.size = sizeof pool, .block_tokens = (uint32_t)set->block,
+                             .k_format = set->kv, .v_format = set->kv, .device = set->device,
+                             .blocks = 1};
+    kvp_plan_result planned = {.size = sizeof planned};
+    uint64_t bytes, align;
+    kvp_status status = kvp_plan(s->model, &plan, &planned, err);
+    if (status < 0) return status;
+    return kvp_pool_slab_size(s->model, &pool, &bytes, &align, err);
+}
+
 int session_open_model(session *s, const char *path, const settings *set)
 {
     kvp_error err = {.size = sizeof err};
@@ -172,10 +194,11 @@ int session_open_model(session *s, const char *path, const settings *set)
     kvp_model_options options = {.size = sizeof options, .cpu_level = set->cpu_level,
                                  .activations = set->activations, .hooks = &hooks};
     kvp_place_options place = {.size = sizeof place, .progress = show_loading,
-                               .threads = (int32_t)set->threads,
+                               .threads = (int32_t)set->threads, .device = set->device,
                                .packed_file = set->packed_file};
     uint64_t start = clock_ns();
     kvp_status status = kvp_model_open(path, &options, &s->model, &err);
+    if (status == KVP_OK) status = check_settings(s, set, &err);
     if (status == KVP_OK) status = kvp_model_place(s->model, &place, &err);
     progress_end();
     if (status < 0) return fail_with(&err);
@@ -192,7 +215,7 @@ int session_open(session *s, const char *path, const settings *set, uint64_t seq
     kvp_error err = {.size = sizeof err};
     kvp_pool_options pool = {.size = sizeof pool, .block_tokens = (uint32_t)set->block,
                              .bytes = set->cache_bytes, .k_format = set->kv,
-                             .v_format = set->kv};
+                             .v_format = set->kv, .device = set->device};
     kvp_batch_options batch = {.size = sizeof batch, .threads = (int32_t)set->threads};
     int code = session_open_model(s, path, set);
     if (code != EXIT_DONE) return code;
@@ -216,10 +239,40 @@ void session_close(session *s)
 
 /* --- errors --- */
 
+/* Fields of the library's structs and the options that set them. */
+static const struct {
+    const char *field, *option;
+} fields[] = {{"block_tokens", "block"}, {"bytes", "cache"},
+              {"context", "context"},    {"packed_file", "packed-file"},
+              {"stop_strings", "stop"},  {"threads", "threads"}};
+
+/* The option that the error is about, and the rest of the line; NULL: none. */
+static const char *option_of(const kvp_error *err, const char **rest)
+{
+    static const char no_device[] = "device \"";
+    if (err->status == KVP_ERR_NO_DEVICE && !strncmp(err->text, no_device, sizeof no_device - 1)) {
+        *rest = err->text + sizeof no_device - 3;
+        return "device";
+    }
+    if (err->status != KVP_ERR_INVALID_ARG && err->status != KVP_ERR_UNSUPPORTED) return NULL;
+    for (size_t i = 0; i < COUNT(fields); i++) {
+        size_t n = strlen(fields[i].field);
+        if (strncmp(err->text, fields[i].field, n) || !strchr(": [", err->text[n])) continue;
+        *rest = err->text + n;
+        return fields[i].option;
+    }
+    return NULL;
+}
+
 int fail_with(const kvp_error *err)
 {
+    const char *rest, *name = option_of(err, &rest);
     progress_end();
     if (err->status == KVP_ERR_CANCELLED) return EXIT_INTERRUPTED;
+    if (name) {
+        fprintf(stderr, "kvpage: --%s%s\n", name, rest);
+        return EXIT_USAGE;
+    }
     fprintf(stderr, "kvpage: %s\n", err->text);
     return EXIT_FAILED;
 }
@@ -244,6 +297,15 @@ int fail_line(const char *format, ...)
 }
 
 /* --- names --- */
+
+bool device_named(const char *name, kvp_device_info *out)
+{
+    if (!name) name = "cpu";
+    if (!strcmp(name, "cuda")) name = "cuda:0";
+    for (uint32_t i = 0; kvp_device_get(i, out) == KVP_OK; i++)
+        if (!strcmp(out->name, name)) return true;
+    return false;
+}
 
 static const char *name_of(const char *const *names, size_t n, uint32_t value)
 {

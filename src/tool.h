@@ -125,17 +125,19 @@ typedef struct settings {
     float temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     uint64_t top_k, seed, penalty_window;
     text_list stop;
+    const char *device; /* NULL: the CPU */
     const char *packed_file;
     bool ignore_eos;
     uint32_t chat_format; /* KVP_CHAT_...; 0: the file's */
 } settings;
 
 /* Each fills the caller's table and ends it; sizes are enough by construction. */
-enum { ENGINE_OPTIONS = 10, SAMPLING_OPTIONS = 14 };
+enum { ENGINE_OPTIONS = 11, SAMPLING_OPTIONS = 14 };
 void settings_engine(settings *s, option table[ENGINE_OPTIONS]);
 void settings_sampling(settings *s, option table[SAMPLING_OPTIONS]);
 extern const choice kv_choices[];
 option chat_format_option(settings *s);
+option device_option(const char **device);
 
 typedef struct session {
     kvp_model *model;
@@ -146,8 +148,8 @@ typedef struct session {
     uint64_t load_ns;
 } session;
 
-/* Opens the model, places it with a progress line. EXIT_DONE, or the code to leave with, after a
- * line on stderr. */
+/* Opens the model, asks whether the device takes it with these settings, places it with a progress line.
+ * EXIT_DONE, or the code to leave with, after a line on stderr. */
 int session_open_model(session *s, const char *path, const settings *set);
 /* And makes a pool for `sequences` of the context, and a batch. */
 int session_open(session *s, const char *path, const settings *set, uint64_t sequences);
@@ -163,10 +165,14 @@ kvp_status session_append_chat(const session *s, const settings *set, kvp_seq *s
                                const kvp_chat_message *messages, size_t n, uint32_t flags,
                                kvp_error *err);
 
-/* Prints "kvpage: <error text>" and returns EXIT_FAILED (or EXIT_INTERRUPTED for CANCELLED). */
+/* Prints "kvpage: <error text>" and returns EXIT_FAILED (or EXIT_INTERRUPTED for CANCELLED). What is
+ * wrong with a field that an option sets is said of the option, and is EXIT_USAGE. */
 int fail_with(const kvp_error *err);
 int fail_pool(const session *s);
 int fail_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* The device of that name ("cuda" is "cuda:0"; NULL: the CPU), or false: not in the list. */
+bool device_named(const char *name, kvp_device_info *out);
 
 const char *cpu_level_name(uint32_t level);
 const char *activations_name(uint32_t activations);

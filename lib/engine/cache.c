@@ -23,7 +23,7 @@ static kvp_status choose_blocks(kvp_pool_options *o, const kvp__layout *one,
         o->blocks = o->bytes / one->block_bytes;
         if (o->blocks) return KVP_OK;
         return kvp__fail_need(err, KVP_ERR_INVALID_ARG, one->block_bytes, o->bytes,
-                              "bytes: %llu hold no block of %llu bytes",
+                              "bytes: %llu are less than a block of %llu bytes",
                               (unsigned long long)o->bytes, (unsigned long long)one->block_bytes);
     }
     o->blocks = kvp__ceil_div(kvp__max64(g->context, DEFAULT_TOKENS), o->block_tokens);

@@ -59,10 +59,12 @@ const char *cli_tiny(void)
     return path;
 }
 
-void cli_tiny_remove(void)
+int cli_clean(void **state)
 {
+    (void)state;
     for (size_t i = 0; i < n_files; i++) unlink(files[i]);
     if (folder[0]) rmdir(folder);
+    return 0;
 }
 
 const char *cli_real(void)

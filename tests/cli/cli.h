@@ -21,11 +21,12 @@ void cli_program(cli *c, const char *program, const char *line, const char *inpu
 /* A path inside the build folder. */
 void cli_built(char *out, size_t size, const char *name);
 
-/* The file of a tiny random model (made once, removed by cli_tiny_remove). */
+/* The file of a tiny random model (made once). */
 const char *cli_tiny(void);
-void cli_tiny_remove(void);
 /* A file with these bytes under the same temporary folder. */
 const char *cli_file(const char *name, const void *data, size_t bytes);
+/* Removes these files: what a group of tests ends with. */
+int cli_clean(void **state);
 
 /* The real model, or NULL: then the test skips. */
 const char *cli_real(void);

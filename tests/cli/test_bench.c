@@ -325,13 +325,6 @@ static void a_terminal_sees_how_far_it_is(void **state)
     assert_true(has(page, "\rmixed       run "));
 }
 
-static int clean(void **state)
-{
-    (void)state;
-    cli_tiny_remove();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -347,5 +340,5 @@ int main(void)
         cmocka_unit_test(ctrl_c_leaves_nothing),
         cmocka_unit_test(a_terminal_sees_how_far_it_is),
     };
-    return cmocka_run_group_tests_name("cli: bench", tests, NULL, clean);
+    return cmocka_run_group_tests_name("cli: bench", tests, NULL, cli_clean);
 }

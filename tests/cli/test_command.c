@@ -65,6 +65,7 @@ static void every_bad_option_names_itself(void **state)
     refused("run m p --temp nan", 2, "--temp: 'nan'");
     refused("run m p --temp -1", 2, "--temp: '-1'");
     refused("run m p --top-p 1.5", 2, "--top-p: '1.5' is not a number from 0 to 1");
+    refused("run m p --penalty-window 8193", 2, "--penalty-window: '8193' is not a number from 1 to 8192");
     refused("run m p --n 0", 2, "--n: '0'");
     refused("run m p --n 65", 2, "--n: '65'");
     refused("run m p --seed 99999999999999999999", 2, "--seed");
@@ -139,7 +140,7 @@ static void blocks_and_what_fits(void **state)
     assert_true(planned("--preset llama-3.1-8b --context 16K --memory 80G", "sequences_fit") <= 40);
     assert_true(planned("--preset gemma-3-1b --context 32K", "kv_bytes_windowed") <
                 planned("--preset gemma-3-1b --context 32K", "kv_bytes_ideal"));
-    refused("plan --preset llama-3.1-8b --block 12", 1, "12");
+    refused("plan --preset llama-3.1-8b --block 12", 2, "12");
     cli_run(&c, "plan --preset llama-3.1-8b --context 128K --memory 64G", NULL);
     assert_int_equal(c.code, 0);
     assert_true(has(c.out, "16.00 GiB"));
@@ -243,8 +244,61 @@ static void what_cannot_be_is_said(void **state)
     refused(line, 1, "no chat format");
     snprintf(line, sizeof line, "run %s abcdefgh --context 4", cli_tiny());
     refused(line, 1, "kvpage: ");
-    snprintf(line, sizeof line, "run %s abcd --block 12", cli_tiny());
-    refused(line, 1, "12");
+}
+
+/* What the library finds wrong is said of the option, not of the library's field, and before anything is
+ * loaded. */
+static void what_the_library_refuses_is_said_of_the_option(void **state)
+{
+    static const struct {
+        const char *options, *line;
+    } cases[] = {
+        {"--block 12", "kvpage: --block 12 is not a power of two from 1 to 256\n"},
+        {"--device gpu", "kvpage: --device \"gpu\": there is none of that name\n"},
+        {"--device cuda:64", "kvpage: --device \"cuda:64\": there is none of that name\n"},
+        {"--cache 10", "kvpage: --cache: 10 are less than a block of "},
+    };
+    static const char *const commands[] = {"run %s abcd %s", "chat %s %s", "bench %s %s"};
+    char line[256];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (size_t k = 0; k < sizeof commands / sizeof commands[0]; k++) {
+            if (i == 3 && k == 2) continue; /* bench leaves out what needs more */
+            snprintf(line, sizeof line, commands[k], cli_tiny(), cases[i].options);
+            refused(line, 2, cases[i].line);
+        }
+    snprintf(line, sizeof line, "run %s abcd --context 513", cli_tiny());
+    refused(line, 2, "kvpage: --context: 513 is above the model's 512");
+    snprintf(line, sizeof line, "run %s abcd --stop %0200d", cli_tiny(), 0);
+    refused(line, 2, "kvpage: --stop[0]: 200 bytes");
+    snprintf(line, sizeof line, "plan %s --block 12", cli_tiny());
+    refused(line, 2, "kvpage: --block 12 is not");
+    snprintf(line, sizeof line, "plan %s --device gpu", cli_tiny());
+    refused(line, 2, "kvpage: --device \"gpu\"");
+}
+
+static void a_drawn_seed_is_shown(void **state)
+{
+    static char first[CLI_OUTPUT_MAX];
+    char line[160];
+    unsigned long long seed = 0;
+    int end = 0;
+    (void)state;
+    tiny("run %s abcd --temp 1 --max-tokens 20 --ignore-eos", NULL);
+    strcpy(first, c.out);
+    assert_int_equal(sscanf(c.err, "[seed %llu]%n", &seed, &end), 1);
+    assert_string_equal(c.err + end, "\n");
+    assert_true(seed != 0);
+    snprintf(line, sizeof line, "run %%s abcd --temp 1 --max-tokens 20 --ignore-eos --seed %llu", seed);
+    tiny(line, NULL);
+    assert_string_equal(c.out, first);
+    assert_string_equal(c.err, "");
+    tiny("run %s abcd --temp 1 --max-tokens 2 --quiet", NULL);
+    assert_string_equal(c.err, "");
+    tiny("run %s abcd --max-tokens 2", NULL);
+    assert_string_equal(c.err, "");
+    tiny("run %s abcd --max-tokens 2 --temp 1 --seed 77 --json", NULL);
+    assert_true(json_number(strstr(c.out, "summary"), "seed") == 77);
 }
 
 static void ctrl_c_ends_a_run(void **state)
@@ -269,13 +323,6 @@ static void devices_lists_the_cpu(void **state)
     assert_true(json_number(c.out, "threads") >= 1);
 }
 
-static int clean(void **state)
-{
-    (void)state;
-    cli_tiny_remove();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -290,8 +337,10 @@ int main(void)
         cmocka_unit_test(samples_share_the_prompt),
         cmocka_unit_test(json_carries_logprobs),
         cmocka_unit_test(what_cannot_be_is_said),
+        cmocka_unit_test(what_the_library_refuses_is_said_of_the_option),
+        cmocka_unit_test(a_drawn_seed_is_shown),
         cmocka_unit_test(ctrl_c_ends_a_run),
         cmocka_unit_test(devices_lists_the_cpu),
     };
-    return cmocka_run_group_tests_name("cli: command", tests, NULL, clean);
+    return cmocka_run_group_tests_name("cli: command", tests, NULL, cli_clean);
 }

@@ -94,13 +94,6 @@ static void python_with_cffi_alone(void **state)
     assert_true(has(c.out, "[37 tokens of prompt, "));
 }
 
-static int clean(void **state)
-{
-    (void)state;
-    cli_tiny_remove();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -108,5 +101,5 @@ int main(void)
         cmocka_unit_test(fork_samples), cmocka_unit_test(epoll_loop),
         cmocka_unit_test(demo),         cmocka_unit_test(python_with_cffi_alone),
     };
-    return cmocka_run_group_tests_name("cli: examples", tests, NULL, clean);
+    return cmocka_run_group_tests_name("cli: examples", tests, NULL, cli_clean);
 }
