@@ -167,6 +167,7 @@ static inline void arrived([[maybe_unused]] void *fake)
         e->main_bottom = const_cast<void *>(bottom);
         e->main_size = size;
     }
+    e->switching = false;
 #endif
 }
 
@@ -176,6 +177,7 @@ static inline void switch_to(fiber *from, fiber *to)
 #ifdef EMU_ASAN
     engine *e = self;
     bool back = to == &e->main;
+    e->switching = true;
     __sanitizer_start_switch_fiber(from->gone ? nullptr : &from->fake_stack,
                                    back ? e->main_bottom : to->stack, back ? e->main_size : STACK);
 #endif
@@ -235,6 +237,22 @@ void give_way()
     if (to != f) switch_to(f, to ? to : &self->main);
 }
 
+/* The next in the order of numbers, so that everybody comes to it. */
+void give_turn()
+{
+    engine *e = self;
+    fiber *f = me(), *to = choose(e, f->warp->index, f->lane);
+    if (e->options.schedule != EMU_RANDOM) {
+        unsigned w = f->warp->index, lane = f->lane + 1;
+        if (lane == LANES || !(f->warp->ready >> lane)) {
+            w = next_up(e->ready, w + 1);
+            lane = 0;
+        }
+        to = &e->warps[w].lanes[next_up(e->warps[w].ready, lane)];
+    }
+    if (to != f) switch_to(f, to);
+}
+
 void to_main()
 {
     switch_to(me(), &self->main);
@@ -268,6 +286,13 @@ void make_stacks(engine *e)
             exit(1);
         }
     }
+}
+
+void release_stacks(engine *e)
+{
+    size_t bytes = THREADS * (STACK + GUARD);
+    ASAN_UNPOISON_MEMORY_REGION(e->stacks, bytes);
+    munmap(e->stacks, bytes);
 }
 
 void start_fibers(engine *e)

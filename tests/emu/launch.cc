@@ -159,9 +159,32 @@ static void run_grid(engine *e, uint64_t blocks)
         run_block(e, block_order(e, i, blocks, start, step));
 }
 
+/* An OS thread's engine goes with the thread. */
+struct engine_owner {
+    ~engine_owner()
+    {
+        engine *e = self;
+        if (!e) return;
+        for (fiber &f : e->fibers) {
+            free(f.copies);
+            free(f.groups);
+            free(f.plains);
+        }
+        release_stacks(e);
+        shared_release(e);
+        faults_release();
+        race_release();
+        free(e);
+        self = nullptr;
+    }
+    void hold() {} /* what is used is destroyed */
+};
+
 static engine *this_engine()
 {
+    static thread_local engine_owner owner;
     if (!self) {
+        owner.hold();
         void *p = nullptr;
         if (posix_memalign(&p, 64, sizeof(engine)) != 0) abort();
         memset(p, 0, sizeof(engine));

@@ -183,6 +183,14 @@ void shared_prepare(engine *e, size_t bytes)
     ASAN_POISON_MEMORY_REGION(e->shared + bytes, (size_t)(e->region + room - e->shared) - bytes);
 }
 
+void shared_release(engine *e)
+{
+    if (!e->region) return;
+    size_t room = round_up(MAX_SHARED, PAGE);
+    ASAN_UNPOISON_MEMORY_REGION(e->region, room);
+    munmap(e->region - GRANULE, room + 2 * GRANULE);
+}
+
 /* NaN in every type: a block finds nothing of the one before. */
 void shared_poison(engine *e)
 {
@@ -199,20 +207,19 @@ __attribute__((no_sanitize("address"))) void shared_verify(engine *e)
                  (size_t)(p - e->shared), e->shared_bytes);
     for (const unsigned char *p = e->shared; p-- > e->region && e->shared - p <= PATTERN_BEFORE;)
         if (*p != PATTERN)
-            fail("shared memory: something was written %zu bytes before its beginning",
-                 (size_t)(e->shared - p));
+            fail("shared memory: something was written before its beginning");
 }
 
 void check_shared(const void *s, size_t bytes, const char *what, const char *file, int line)
 {
     const engine *e = self;
     size_t at = (uintptr_t)s - (uintptr_t)e->shared;
+    if ((uintptr_t)s % bytes)
+        fail("%s, %s:%d: misaligned: shared offset %td is not a multiple of %zu", what,
+             short_name(file), line, (ptrdiff_t)at, bytes);
     if (at >= e->shared_bytes || bytes > e->shared_bytes - at)
         fail("%s, %s:%d: offset %td is not in the %zu bytes of shared memory", what,
              short_name(file), line, (ptrdiff_t)at, e->shared_bytes);
-    if ((uintptr_t)s % bytes)
-        fail("%s, %s:%d: misaligned: shared offset %zu is not a multiple of %zu", what,
-             short_name(file), line, at, bytes);
 }
 
 void check_global(const void *g, size_t bytes, const char *what, const char *file, int line)
@@ -282,7 +289,7 @@ void copy_wait(int pending)
         if (!c.done) carry_out(c);
         if (self->race) race_flight(c.to, 16, false, c.file, c.line);
     }
-    memmove(f->copies, f->copies + n, (f->n_copies - n) * sizeof *f->copies);
+    if (n) memmove(f->copies, f->copies + n, (f->n_copies - n) * sizeof *f->copies);
     f->n_copies -= n;
     for (unsigned i = groups; i < f->n_groups; i++) f->groups[i - groups] = f->groups[i] - n;
     f->n_groups -= groups;
@@ -309,7 +316,7 @@ static void begin_atomic(const void *p, const char *file, int line)
     else check_global(p, 4, "atomic_add", file, line);
     e->stats.atomics++;
     if (e->race) race_atomic(p, 4, file, line);
-    if (++f->atomics % 64 == 0) give_way();
+    if (++f->atomics % 64 == 0) give_turn();
     if (f->atomics > 1u << 24)
         fail("atomic_add, %s:%d: thread %u has done %u of them: does it wait for something?",
              short_name(file), line, f->index, f->atomics);
@@ -376,6 +383,28 @@ static void chain(int signal, siginfo_t *info, void *context)
     else if (old->sa_handler != SIG_IGN && old->sa_handler != SIG_DFL) old->sa_handler(signal);
 }
 
+static __thread timer_t timer;
+static __thread bool has_timer;
+static __thread stack_t old_stack;
+
+static void set_timer(uint32_t seconds, long nanoseconds)
+{
+    if (!has_timer) {
+        struct sigevent how;
+        memset(&how, 0, sizeof how);
+        how.sigev_notify = SIGEV_THREAD_ID;
+        how.sigev_signo = TIMER;
+        how._sigev_un._tid = (pid_t)syscall(SYS_gettid);
+        has_timer = timer_create(CLOCK_THREAD_CPUTIME_ID, &how, &timer) == 0;
+        if (!has_timer) return;
+    }
+    struct itimerspec t;
+    memset(&t, 0, sizeof t);
+    t.it_value.tv_sec = seconds;
+    t.it_value.tv_nsec = nanoseconds;
+    timer_settime(timer, 0, &t, nullptr);
+}
+
 static void on_fault(int signal, siginfo_t *info, void *context)
 {
     engine *e = self;
@@ -385,6 +414,10 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 #endif
     if (!in_kernel) {
         chain(signal, info, context);
+        return;
+    }
+    if (signal == TIMER && e->switching) {
+        set_timer(0, 1000000);
         return;
     }
     e->fault_time = signal == TIMER;
@@ -402,39 +435,16 @@ static void install(int signal, struct sigaction *old)
     sigaction(signal, &s, old);
 }
 
-static __thread timer_t timer;
-static __thread bool has_timer;
-static __thread stack_t old_stack;
-
-static void set_timer(uint32_t seconds)
-{
-    if (!has_timer) {
-        struct sigevent how;
-        memset(&how, 0, sizeof how);
-        how.sigev_notify = SIGEV_THREAD_ID;
-        how.sigev_signo = TIMER;
-        how._sigev_un._tid = (pid_t)syscall(SYS_gettid);
-        has_timer = timer_create(CLOCK_THREAD_CPUTIME_ID, &how, &timer) == 0;
-        if (!has_timer) return;
-    }
-    struct itimerspec t;
-    memset(&t, 0, sizeof t);
-    t.it_value.tv_sec = seconds;
-    timer_settime(timer, 0, &t, nullptr);
-}
+constexpr size_t SIGNAL_STACK = 256 * 1024;
+static __thread void *signal_stack;
 
 void faults_begin(engine *e)
 {
-    static __thread unsigned char *stack;
-    const size_t size = 256 * 1024;
-    if (!stack) {
-        void *p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) return;
-        stack = static_cast<unsigned char *>(p);
-    }
+    if (!signal_stack) signal_stack = malloc(SIGNAL_STACK);
+    if (!signal_stack) abort();
     stack_t s = {};
-    s.ss_sp = stack;
-    s.ss_size = size;
+    s.ss_sp = signal_stack;
+    s.ss_size = SIGNAL_STACK;
     sigaltstack(&s, &old_stack);
     {
         std::lock_guard<std::mutex> guard(fault_lock);
@@ -444,12 +454,12 @@ void faults_begin(engine *e)
             install(TIMER, &old_timer);
         }
     }
-    set_timer(e->options.seconds);
+    set_timer(e->options.seconds, 0);
 }
 
 void faults_end(engine *)
 {
-    if (has_timer) set_timer(0);
+    if (has_timer) set_timer(0, 0);
     {
         std::lock_guard<std::mutex> guard(fault_lock);
         if (--launching == 0) {
@@ -459,6 +469,14 @@ void faults_end(engine *)
         }
     }
     if (!(old_stack.ss_flags & SS_ONSTACK)) sigaltstack(&old_stack, nullptr);
+}
+
+void faults_release()
+{
+    if (has_timer) timer_delete(timer);
+    has_timer = false;
+    free(signal_stack);
+    signal_stack = nullptr;
 }
 
 void report_fault()

@@ -92,6 +92,12 @@ void race_block(engine *e)
     }
 }
 
+void race_release()
+{
+    if (shared_shadow) munmap(shared_shadow, sizeof(shadow));
+    shared_shadow = nullptr;
+}
+
 void race_sync(uint32_t warps)
 {
     engine *e = self;

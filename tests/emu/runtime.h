@@ -121,6 +121,7 @@ struct engine {
     const void *fault_address;  /* from the signal handler */
     bool fault_time;
     unsigned char *stacks;
+    volatile bool switching;    /* the sanitizer has been told of one stack, and we are on another */
     void *main_bottom;          /* the sanitizer's idea of the OS thread's stack */
     size_t main_size;
 };
@@ -131,8 +132,10 @@ inline fiber *me() { return static_cast<fiber *>(current); }
 
 /* fiber.cc */
 void make_stacks(engine *e);
+void release_stacks(engine *e);
 void start_fibers(engine *e); /* runs the block; back when it has ended or failed */
-void give_way();              /* others go on; the caller too, when its turn comes, if it is ready */
+void give_way();              /* the caller has cleared its ready bit: others go on */
+void give_turn();             /* the caller stays ready, but others are asked first */
 [[noreturn]] void to_main();
 void kernel_thread();         /* what a fiber runs (launch.cc) */
 uint64_t random_bits(engine *e);
@@ -167,17 +170,20 @@ inline bool in_shared(const engine *e, const void *p)
     return (uintptr_t)p - (uintptr_t)e->shared < e->shared_bytes;
 }
 void shared_prepare(engine *e, size_t bytes);
+void shared_release(engine *e);
 void shared_poison(engine *e);
 void shared_verify(engine *e);
 void check_shared(const void *s, size_t bytes, const char *what, const char *file, int line);
 void check_global(const void *g, size_t bytes, const char *what, const char *file, int line);
 void faults_begin(engine *e);
 void faults_end(engine *e);
+void faults_release();
 [[noreturn]] void report_fault(); /* on the fiber that faulted */
 
 /* race.cc; all of them do nothing unless kernels were compiled for it */
 bool race_build();
 void race_block(engine *e);
+void race_release();
 void race_sync(uint32_t warps);     /* they know of each other's past now */
 void race_read(const void *p, size_t n, const char *file, int line);
 void race_atomic(const void *p, size_t n, const char *file, int line);

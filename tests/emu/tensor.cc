@@ -62,6 +62,20 @@ static unsigned passes(const unsigned char *const *rows)
     return most;
 }
 
+/* A lane reads the elements that it is given, wherever the address of their row came from. */
+static void note_reads(warp *w, bool transposed, const char *file, int line)
+{
+    lane_view *caller = current;
+    for (unsigned i = 0; i < LANES; i++) {
+        const unsigned char *row = w->rows[i];
+        for (unsigned j = 0; j < 8; j++) {
+            current = &w->lanes[transposed ? 4 * j + i % 8 / 2 : 4 * (i % 8) + j / 2];
+            race_read(row + 2 * j, 2, file, line);
+        }
+    }
+    current = caller;
+}
+
 static void load_matrices(warp *w, bool transposed)
 {
     for (unsigned i = 0; i < 4; i++) {
@@ -80,8 +94,8 @@ void ldmatrix(uint32_t *r, const void *s, bool transposed, const char *file, int
     warp *w = f->warp;
     check_shared(s, 16, what, file, line);
     w->rows[f->lane] = static_cast<const unsigned char *>(s);
-    if (self->race) race_read(s, 16, file, line);
     if (last_to_arrive(w, ALL, what, file, line)) {
+        if (self->race) note_reads(w, transposed, file, line);
         load_matrices(w, transposed);
         self->stats.ldmatrix++;
         wake(w, ALL);

@@ -58,9 +58,9 @@ static meeting *find_meeting(warp *w, uint32_t mask, const place &here)
              here.line, f->lane, mask);
     for (unsigned i = 0; i < w->n_meetings; i++) {
         meeting *m = &w->meetings[i];
-        if (!(m->mask & mask)) continue;
-        if (m->mask != mask || !same_place(m->where, here)) diverged(w, *m, here);
-        return m;
+        if (m->mask == mask && same_place(m->where, here)) return m;
+        /* They wait for this lane there, and it for one of them here: neither comes. */
+        if (m->mask >> f->lane & 1 && m->arrived & mask) diverged(w, *m, here);
     }
     uint32_t left = mask & ~w->present;
     if (left)
