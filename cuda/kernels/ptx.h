@@ -14,6 +14,10 @@
 #define KVP_DEV __device__ __forceinline__
 #define KVP_KERNEL(name, args_type, threads)                                                       \
     extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ args_type a)
+/* The same where at least so many blocks are to fit on an SM, which bounds the registers. */
+#define KVP_KERNEL_BLOCKS(name, args_type, threads, blocks)                                        \
+    extern "C" __global__ void __launch_bounds__(threads, blocks)                                  \
+        name(const __grid_constant__ args_type a)
 #define KVP_SMEM(name) extern __shared__ __align__(128) unsigned char name[]
 #define KVP_UNROLL _Pragma("unroll")
 

@@ -110,6 +110,7 @@ inline float flushed(float x)
     static void name##_run(const void *p) { name##_body(*static_cast<const args_type *>(p)); }     \
     static ::emu::kernel_entry name##_entry(#name, sizeof(args_type), threads, name##_run);        \
     static void name##_body([[maybe_unused]] const args_type &a)
+#define KVP_KERNEL_BLOCKS(name, args_type, threads, blocks) KVP_KERNEL(name, args_type, threads)
 
 /* One variable of each thread is what a compiler for CPUs would make of it. */
 #define __shared__ static_shared_memory_is_not_allowed__use_KVP_SMEM
@@ -182,9 +183,9 @@ KVP_DEV float f16_float(uint16_t h)
 
 /* The sum with a power of two, chosen so that its last bit is the half's last bit, rounds as the half
  * must; below the half's normal numbers that power stays the same. */
-KVP_DEV uint16_t float_f16(float x)
+KVP_DEV uint16_t float_f16(float f)
 {
-    uint32_t u = ::emu::to_bits(x), sign = u >> 16 & 0x8000u, m = u & 0x7fffffffu;
+    uint32_t u = ::emu::to_bits(f), sign = u >> 16 & 0x8000u, m = u & 0x7fffffffu;
     if (m > 0x7f800000u) return 0x7fffu;
     if (m >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
     uint32_t e = m & 0x7f800000u;
@@ -195,9 +196,9 @@ KVP_DEV uint16_t float_f16(float x)
 }
 
 KVP_DEV float bf16_float(uint16_t h) { return ::emu::from_bits((uint32_t)h << 16); }
-KVP_DEV uint16_t float_bf16(float x)
+KVP_DEV uint16_t float_bf16(float f)
 {
-    uint32_t u = ::emu::to_bits(x), low = u & 0xffffu, h = u >> 16;
+    uint32_t u = ::emu::to_bits(f), low = u & 0xffffu, h = u >> 16;
     if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
     if (low > 0x8000u || (low == 0x8000u && (h & 1u))) h++;
     return (uint16_t)h;
