@@ -6,6 +6,8 @@
  * parameter to instruction.
  *
  *     KVP_KERNEL(name, args_type, threads) { ... a.member ... }   a kernel: one struct, by value
+ *     KVP_KERNEL_BLOCKS(name, args_type, threads, blocks) { ... }   the same; so many blocks at least
+ *                                 are to fit on an SM
  *     KVP_DEV                     a function of device code, inlined
  *     KVP_SMEM(name)              the block's shared memory, all dynamic, aligned to 128 bytes; static
  *                                 __shared__ arrays are not allowed: the emulator cannot see them
