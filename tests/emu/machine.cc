@@ -22,9 +22,15 @@ namespace driver {
 Machine *machine;
 const char image[] = "the emulator's kernels are linked to the program";
 
-/* Guards everything; `changed`: an operation ended, or one may begin. */
+/* Guards everything; `changes`: an operation ended, or one may begin. */
 static std::mutex mutex;
-static std::condition_variable_any changed;
+/* Made when first used, since main_emu.cc installs before main, and never ended, since the thread of the
+ * machine waits for it until the program is gone. */
+static std::condition_variable_any &changes()
+{
+    static auto *made = new std::condition_variable_any;
+    return *made;
+}
 
 /* Of an OS thread. */
 struct Thread {
@@ -302,7 +308,7 @@ static void lose(Result error)
 {
     if (!machine->lost) machine->lost = error;
     for (auto &s : machine->queues) s->queue.clear();
-    changed.notify_all();
+    changes().notify_all();
 }
 
 static void count(const Operation &o)
@@ -379,7 +385,7 @@ static bool run_one()
         if (m.message.empty()) m.message = wrong;
         lose(o->kind == Kind::KERNEL ? KVP__CU_LAUNCH_FAILED : KVP__CU_ILLEGAL_ADDRESS);
     }
-    changed.notify_all();
+    changes().notify_all();
     return true;
 }
 
@@ -389,7 +395,7 @@ static void run_at_once()
     while (machine->options.timing == EMU_AT_ONCE && !machine->held) {
         if (run_one()) continue;
         if (!machine->running) break;
-        changed.wait(mutex);
+        changes().wait(mutex);
     }
 }
 
@@ -408,7 +414,7 @@ static Result wait_until(const std::function<bool()> &over)
         bool others = machine->running ||
                       (machine->options.timing == EMU_THREAD && !machine->held && pick());
         if (others)
-            changed.wait(mutex);
+            changes().wait(mutex);
         else if (machine->held || !run_one())
             return refuse(UNKNOWN, "would wait for ever");
     }
@@ -443,7 +449,7 @@ Result issue(Stream &s, Operation operation)
 void issue_all(Stream &s, const Operations &operations)
 {
     for (auto &o : operations) s.queue.emplace_back(++machine->age, o);
-    changed.notify_all();
+    changes().notify_all();
     run_at_once();
 }
 
@@ -453,7 +459,7 @@ static void work()
     Machine &m = *machine;
     while (!m.stopping) {
         if (m.held || !pick()) {
-            changed.wait(mutex);
+            changes().wait(mutex);
             continue;
         }
         if (m.options.pause_us) {
@@ -509,7 +515,7 @@ void emu_uninstall(void)
     kvp__cuda_use(nullptr);
     mutex.lock();
     m->stopping = true;
-    changed.notify_all();
+    changes().notify_all();
     mutex.unlock();
     if (m->worker.joinable()) m->worker.join();
     std::lock_guard<std::mutex> lock(mutex);
@@ -626,7 +632,7 @@ void emu_driver_hold(bool on)
 {
     std::lock_guard<std::mutex> lock(mutex);
     machine->held = on;
-    changed.notify_all();
+    changes().notify_all();
     run_at_once();
 }
 
@@ -640,7 +646,7 @@ uint64_t emu_driver_run(uint64_t n)
         if (run_one())
             ran++;
         else if (m.running)
-            changed.wait(mutex);
+            changes().wait(mutex);
         else
             break;
     }
