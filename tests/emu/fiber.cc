@@ -13,8 +13,11 @@
 
 #include "tests/emu/runtime.h"
 
-#if !defined(__x86_64__) && !defined(__aarch64__)
+/* -DEMU_UCONTEXT asks for it elsewhere too. */
+#if !defined(__x86_64__) && !defined(__aarch64__) && !defined(EMU_UCONTEXT)
 #define EMU_UCONTEXT 1
+#endif
+#ifdef EMU_UCONTEXT
 #include <ucontext.h>
 #endif
 
@@ -39,7 +42,7 @@ extern "C" void emu_switch(void **save, void *to) __attribute__((visibility("hid
 extern "C" void emu_first() __attribute__((visibility("hidden")));
 #endif
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(EMU_UCONTEXT)
 /* By ret, not by a jump: threads wait in the same functions, so that the processor's own stack of return
  * addresses is right for whoever goes on. With a jump each return to the kernel is a surprise. */
 __asm__(".text\n"
@@ -82,7 +85,7 @@ static void *first_frame(unsigned char *top, void (*run)())
     sp[6] = reinterpret_cast<void *>(emu_first);
     return sp;
 }
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(EMU_UCONTEXT)
 __asm__(".text\n"
         ".p2align 4\n"
         ".hidden emu_switch\n"
@@ -213,7 +216,7 @@ static inline unsigned next_down(uint32_t bits, unsigned from)
 }
 
 /* Who goes on after lane `lane` of warp `w`; NULL if nobody may. */
-static inline fiber *choose(engine *e, unsigned w, unsigned lane)
+__attribute__((always_inline)) static inline fiber *choose(engine *e, unsigned w, unsigned lane)
 {
     if (!e->ready) return nullptr;
     switch (e->options.schedule) {

@@ -15,6 +15,7 @@
 #include "tests/emu/runtime.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -175,8 +176,10 @@ __attribute__((target("avx2,fma,f16c"))) static void multiply_avx2(warp *w)
 
 static bool has_avx2()
 {
+    /* Not every compiler knows the last by name. */
+    unsigned a, b, c, d;
     static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                            __builtin_cpu_supports("f16c");
+                            __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
     return has;
 }
 #endif

@@ -24,7 +24,12 @@ extern "C" {
 
 #if defined(__SANITIZE_ADDRESS__)
 #define UNDER_ASAN 1
-#else
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define UNDER_ASAN 1
+#endif
+#endif
+#ifndef UNDER_ASAN
 #define UNDER_ASAN 0
 #endif
 
@@ -219,7 +224,7 @@ static void global_memory_ends_where_it_ends(void **)
         assert_false(emu_valid(q, bytes + 1));
         assert_false(emu_valid(q - 1, 1));
         assert_false(emu_valid(q + bytes, 1));
-        for (size_t i = 0; i < bytes; i++) assert_int_equal(q[i], -1);
+        for (size_t i = 0; i < bytes; i++) assert_int_equal((unsigned char)q[i], 0xff);
         if (bytes % 256) q[bytes] = 0;
         assert_int_equal(emu_free(q), bytes % 256 ? -1 : 0);
         assert_false(emu_valid(q, 1));
