@@ -174,9 +174,16 @@ static inline void arrived([[maybe_unused]] void *fake)
 #endif
 }
 
+static void first();
+
 static inline void switch_to(fiber *from, fiber *to)
 {
     current = to;
+    if (__builtin_expect(to->fresh, 0)) {
+        to->fresh = false;
+        /* Stacks are a power of two apart, and their tops would lie in the same sets of the cache. */
+        to->sp = first_frame(to->stack + STACK - 64 * 17 * (to->index % 32), first);
+    }
 #ifdef EMU_ASAN
     engine *e = self;
     bool back = to == &e->main;
@@ -262,13 +269,25 @@ void to_main()
     abort(); /* nobody switches back */
 }
 
+/* What a stack runs: a thread, and when that has left, the next one if it has not begun yet, without a
+ * switch. Threads that never wait all run on one stack, in a loop. */
 static void first()
 {
     arrived(nullptr);
-    kernel_thread();
-    fiber *f = me(), *to = choose(self, f->warp->index, f->lane);
-    switch_to(f, to ? to : &self->main);
-    abort();
+    engine *e = self;
+    for (;;) {
+        kernel_thread();
+        fiber *f = me(), *to = choose(e, f->warp->index, f->lane);
+        if (!to || !to->fresh) {
+            switch_to(f, to ? to : &e->main);
+            abort();
+        }
+        unsigned char *mine = f->stack;
+        f->stack = to->stack;
+        to->stack = mine;
+        to->fresh = false;
+        current = to;
+    }
 }
 
 /* --- stacks --- */
@@ -301,6 +320,8 @@ void release_stacks(engine *e)
 void start_fibers(engine *e)
 {
     unsigned warps = e->threads / LANES;
+    /* Stacks of threads that were abandoned are as those left them. */
+    if (e->abandoned) ASAN_UNPOISON_MEMORY_REGION(e->stacks, THREADS * (STACK + GUARD));
     e->live = e->threads;
     e->ready = warps == 32 ? ALL : (1u << warps) - 1;
     for (unsigned i = 0; i < e->threads; i++) {
@@ -310,13 +331,10 @@ void start_fibers(engine *e)
         f->lane = i % LANES;
         f->warp = &e->warps[i / LANES];
         f->gone = false;
+        f->fresh = true;
         f->atomics = 0;
         f->n_copies = f->n_groups = 0;
         f->fake_stack = nullptr;
-        /* Stacks of threads that were abandoned are as those left them. */
-        ASAN_UNPOISON_MEMORY_REGION(f->stack, STACK);
-        /* Neighbours' frames would lie in the same sets of the cache: stacks are a power of two. */
-        f->sp = first_frame(f->stack + STACK - 64 * 17 * (i % 32), first);
     }
     for (unsigned w = 0; w < warps; w++) {
         warp *p = &e->warps[w];
@@ -326,11 +344,13 @@ void start_fibers(engine *e)
         p->at_barrier = {};
         p->lanes = &e->fibers[w * LANES];
     }
+    e->abandoned = false;
     memset(e->barriers, 0, sizeof e->barriers);
     fiber *to = e->options.schedule == EMU_REVERSE ? choose(e, warps - 1, 0) : choose(e, 0, 31);
     e->main.gone = false;
     switch_to(&e->main, to);
     current = nullptr;
+    e->abandoned = e->live != 0;
 }
 
 } // namespace emu

@@ -58,7 +58,7 @@ struct fiber : lane_view {
     void *sp;              /* while it does not run */
     unsigned index, lane;  /* in the block, in the warp */
     struct warp *warp;
-    bool gone;             /* it has left the kernel */
+    bool fresh, gone;      /* it has not begun, it has left the kernel */
     uint32_t atomics;
     copy *copies;          /* issued, oldest first */
     unsigned n_copies, room;
@@ -121,6 +121,7 @@ struct engine {
     const void *fault_address;  /* from the signal handler */
     bool fault_time;
     unsigned char *stacks;
+    bool abandoned;             /* the last block failed, and threads were left on their stacks */
     volatile bool switching;    /* the sanitizer has been told of one stack, and we are on another */
     void *main_bottom;          /* the sanitizer's idea of the OS thread's stack */
     size_t main_size;
