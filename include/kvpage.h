@@ -28,9 +28,9 @@
  *     lives on until its last child is destroyed. A stale handle is refused, not followed, until
  *     1,024 later creations under the same model, or until the model and all that was made from it
  *     are gone.
- *   - After fork(2) models go on working in the child, on the CPU; pools, sequences, batches and teams
- *     of the parent answer KVP_ERR_FORKED there, as do a model's weights on other devices, and
- *     destroying them does nothing.
+ *   - After fork(2) models go on working in the child, on the CPU; pools, sequences, batches and
+ *     teams of the parent answer KVP_ERR_FORKED there, as do a model's weights on other devices,
+ *     and destroying them does nothing.
  *   - kvp_..._init zeroes a struct and sets its `size`; any thread, never blocks, since its struct.
  *   - No call exits, aborts, prints, reads the environment or depends on the locale. Stack use
  *     stays below 32 KiB.
@@ -134,18 +134,19 @@ KVP_API void kvp_error_init(kvp_error *out, size_t size);
 KVP_API uint32_t kvp_version(void);
 
 /* Whether the library has a named ability: 1 or 0; unknown names answer 0. Names of this version:
- * "cpu", "cuda" (built with the kernels; whether there is a device, kvp_device_get says), "own-model",
- * "gguf", "chat". Thread: any. Blocking: no. Since: 0.1. */
+ * "cpu", "cuda" (built with the kernels; whether there is a device, kvp_device_get says),
+ * "own-model", "gguf", "chat". Thread: any. Blocking: no. Since: 0.1. */
 KVP_API int32_t kvp_feature(const char *name);
 
 /* ---------------------------------------------------------------------------------------------
  * Devices
  *
- * Where weights and KV lie and steps are computed, by name: "cpu", which is there everywhere and is what
- * NULL means; "cuda" or "cuda:0", "cuda:1", ... for NVIDIA GPUs. The driver and cuBLAS are looked for
- * when a "cuda" device is first asked for, and the library needs neither to start. A device that is not
- * there or not usable is KVP_ERR_NO_DEVICE, with the sentence that kvp_device_get shows too; memory of a
- * device that does not suffice is KVP_ERR_NO_MEMORY with the bytes needed and available.
+ * Where weights and KV lie and steps are computed, by name: "cpu", which is there everywhere and is
+ * what NULL means; "cuda" or "cuda:0", "cuda:1", ... for NVIDIA GPUs. The driver and cuBLAS are
+ * looked for when a "cuda" device is first asked for, and the library needs neither to start. A
+ * device that is not there or not usable is KVP_ERR_NO_DEVICE, with the sentence that
+ * kvp_device_get shows too; memory of a device that does not suffice is KVP_ERR_NO_MEMORY with the
+ * bytes needed and available.
  */
 
 /* Instruction-set levels of the CPU device, for kvp_model_options.cpu_level. */
@@ -306,7 +307,7 @@ KVP_API void kvp_model_destroy(kvp_model *model);
 typedef struct kvp_place_options {
     uint32_t size;
     uint32_t pad0;
-    const char *device; /* "cpu", "cuda:0", ...; NULL: "cpu". A model may be on several, 16 at most */
+    const char *device; /* "cpu", "cuda:0", ...; NULL: "cpu". A model may be on up to 16 */
     void *user;         /* borrowed during the call */
     /* Called between tensors, on the calling thread; not 0 cancels. May be NULL. */
     int32_t (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
@@ -324,8 +325,9 @@ KVP_API void kvp_place_options_init(kvp_place_options *out, size_t size);
 /* Reads the weights and lays them out for a device; pools share them. A second call for the same
  * device is a no-op. A pool does this itself if the host did not. After CANCELLED or another
  * error the model is as it was, and place can be called again.
- * Errors: NO_DEVICE, NO_MEMORY, DEVICE_LOST, IO, FORMAT, CANCELLED, UNSUPPORTED (own-model; packed_file
- * for a model that was not opened by path or a device that keeps none; on 16 devices already).
+ * Errors: NO_DEVICE, NO_MEMORY, DEVICE_LOST, IO, FORMAT, CANCELLED, UNSUPPORTED (own-model;
+ * packed_file for a model that was not opened by path or a device that keeps none; on 16 devices
+ * already).
  * Thread: any, one at a time per model (else BUSY). Blocking: yes. Since: 0.1. */
 KVP_API kvp_status kvp_model_place(kvp_model *model, const kvp_place_options *options,
                                    kvp_error *err);
@@ -501,8 +503,8 @@ typedef struct kvp_pool_options {
     const char *device;     /* "cpu", "cuda:0", ...; NULL: "cpu" */
     uint64_t blocks;        /* exactly so many; 0: as many as `bytes` holds */
     uint64_t bytes;         /* 0 (and no blocks): one sequence of the model's context, at least
-                               8192 tokens. On the CPU memory is committed when a block is first used,
-                               elsewhere all of it is taken at once. */
+                               8192 tokens. On the CPU memory is committed when a block is first
+                               used, elsewhere all of it is taken at once. */
     uint32_t k_format;      /* KVP_KV_...; 0: KVP_KV_F16 */
     uint32_t v_format;
     uint32_t prefix_cache;  /* KVP_PREFIX_CACHE_...; 0: on */
@@ -772,28 +774,29 @@ typedef struct kvp_batch_options {
                                   thousandths; 0: 500; KVP_PREFILL_SHARE_NONE: decode first */
     int32_t threads;           /* of a team of its own; 0: one per core; KVP_THREADS_INLINE. A GPU
                                   computes by itself: there is no team then, whatever stands here */
-    kvp_team *team;            /* kept alive by the batch; NULL: as `threads` says; not used on a GPU */
+    kvp_team *team;            /* kept alive by the batch, not used on a GPU; NULL: as `threads` says */
     uint64_t inline_budget_ns; /* of one inline kvp_step; 0: 2 ms */
     uint32_t chunk_tokens;     /* of one prompt in one step; 0: 256, and less deep in a prompt while
                                   others generate, so that steps take about equally long */
     uint32_t pad0;
     void *stream;              /* the host's CUDA stream, of the pool's device, on which all work of
-                                  the batch is put; borrowed until the batch is destroyed. NULL: one of
-                                  the batch's own (not for an own model). On the CPU: NULL */
+                                  the batch is put; borrowed until the batch is destroyed. NULL: one
+                                  of the batch's own (not for an own model). On the CPU: NULL */
 } kvp_batch_options;
 KVP_API void kvp_batch_options_init(kvp_batch_options *out, size_t size);
 #define KVP_WATERMARK_NONE 0xffffffffu
 #define KVP_PREFILL_SHARE_NONE 0xffffffffu
 
 /* All memory of a step is taken here. A pool has one batch at a time (else BUSY).
- * Errors: INVALID_ARG, BUSY, NO_MEMORY, SYSTEM, DEVICE_LOST. Thread: domain. Ownership: the caller destroys.
- * Blocking: no. Since: 0.1. */
+ * Errors: INVALID_ARG, BUSY, NO_MEMORY, SYSTEM, DEVICE_LOST. Thread: domain. Ownership: the caller
+ * destroys. Blocking: no. Since: 0.1. */
 KVP_API kvp_status kvp_batch_create(kvp_pool *pool, const kvp_batch_options *options,
                                     kvp_batch **out, kvp_error *err);
 
-/* Its sequences become parked, without endings; their events are gone. A step that is running is given
- * up: the call waits for the chunks of work that workers have begun (well below a millisecond on a free
- * core), on a GPU for the rest of the step. Thread: any (queued if another thread is in the domain). Blocking: as said. Since: 0.1. */
+/* Its sequences become parked, without endings; their events are gone. A step that is running is
+ * given up: the call waits for the chunks of work that workers have begun (well below a millisecond
+ * on a free core), on a GPU for the rest of the step. Thread: any (queued if another thread is in
+ * the domain). Blocking: as said. Since: 0.1. */
 KVP_API void kvp_batch_destroy(kvp_batch *batch);
 
 /* Adds a sequence; exactly one ending event will follow. What can never fit is refused here. If
@@ -810,8 +813,8 @@ KVP_API kvp_status kvp_batch_remove(kvp_batch *batch, kvp_seq *seq);
 
 /* Starts or continues work; never waits. Of several answers the first that is true:
  *   negative     concerns the batch, and stays: the fd is quiet, tokens can still be read. A GPU
- *                that stops working (DEVICE_LOST) is noticed at the next deadline at the latest, 100 ms
- *                after a step; sequences and pool are then as they were before that step
+ *                that stops working (DEVICE_LOST) is noticed at the next deadline at the latest,
+ *                100 ms after a step; sequences and pool are then as they were before that step
  *   KVP_PLANNED  own model: run the view, then commit or abort (stepping again says so again)
  *   KVP_EVENTS   events can be taken; stepping on is allowed, a sequence with a full ring pauses
  *   KVP_OK       call again (inline: the time budget is used up)
@@ -977,13 +980,13 @@ KVP_API kvp_status kvp_batch_get_view(const kvp_batch *batch, kvp_view *out);
 KVP_API kvp_status kvp_batch_get_view_group(const kvp_batch *batch, uint32_t group,
                                             kvp_view_group *out);
 
-/* Rows in view order, heads inside a row, elements contiguous. Strides in bytes; 0: packed. The arrays
- * lie in the memory of the pool's device. */
+/* Rows in view order, heads inside a row, elements contiguous. Strides in bytes; 0: packed. The
+ * arrays lie in the memory of the pool's device. */
 typedef struct kvp_attention_args {
     uint32_t size;
     float scale;              /* 0: 1 / sqrt(key_dim) */
     float softcap;            /* c: scores become c * tanh(score / c); 0: none */
-    uint32_t type;            /* of the four arrays, KVP_KV_...; 0: KVP_KV_F32, all that the CPU takes */
+    uint32_t type;            /* of the arrays, KVP_KV_...; 0: KVP_KV_F32, all that the CPU takes */
     const void *q;            /* [n_rows][query_heads][key_dim] */
     const void *k;            /* [n_rows][kv_heads][key_dim], stored as they are (already rotated) */
     const void *v;            /* [n_rows][kv_heads][value_dim] */
@@ -996,10 +999,10 @@ typedef struct kvp_attention_args {
 KVP_API void kvp_attention_args_init(kvp_attention_args *out, size_t size);
 
 /* Stores K and V of the view's rows and attends, for one layer; each layer once per view, in any
- * order. On the CPU the result is there on return; on CUDA the work is put on the batch's stream, and
- * may be captured in a graph that the host replays within the same view. Errors: STATE (none planned, or
- * the layer was done), INVALID_ARG, UNSUPPORTED (a type the device does not take), DEVICE_LOST (the batch
- * has failed). Thread: domain. Blocking: on the CPU (computes). Since: 0.1. */
+ * order. On the CPU the result is there on return; on CUDA the work is put on the batch's stream,
+ * and may be captured in a graph that the host replays within the same view. Errors: STATE (none
+ * planned, or the layer was done), INVALID_ARG, UNSUPPORTED (a type the device does not take),
+ * DEVICE_LOST (the batch has failed). Thread: domain. Blocking: on the CPU (computes). Since: 0.1. */
 KVP_API kvp_status kvp_attention(kvp_batch *batch, uint32_t layer, const kvp_attention_args *args);
 
 /* Ends the planned step: its KV counts. `tokens` holds one id per output row (-1: none, the

@@ -142,8 +142,8 @@ static uint64_t blocks_of(const bench *b, const bench_result *r)
     return bench_case_tokens(r, b->block_tokens) / b->block_tokens + 1;
 }
 
-/* On the CPU the pool commits memory as blocks are used: what is left of the system must hold them. A
- * GPU says itself what it lacks. */
+/* On the CPU the pool commits memory as blocks are used: what is left of the system must hold them.
+ * A GPU says itself what it lacks. */
 static void check_memory(const bench *b, bench_result *r)
 {
     uint64_t needed = blocks_of(b, r) * b->block_bytes;

@@ -1,7 +1,7 @@
 /*
- * The registry of devices: one table, in the order kvp_device_get shows. A kind of device of which there
- * is none here is listed all the same and says why (describe), so that a host can tell "not built"
- * from "not there".
+ * The registry of devices: one table, in the order kvp_device_get shows. A kind of device of which
+ * there is none here is listed all the same and says why (describe), so that a host can tell "not
+ * built" from "not there".
  */
 #include "device/device.h"
 

@@ -1,7 +1,7 @@
 /*
  * The one wall between the engine and compute. The engine knows sequences, plans and events; a
- * device knows weights, blocks of KV and arithmetic. Nothing of the engine is visible from here, and
- * nothing of a device's insides from the engine.
+ * device knows weights, blocks of KV and arithmetic. Nothing of the engine is visible from here,
+ * and nothing of a device's insides from the engine.
  *
  * The life of a device's objects:
  *     weights   packed from a model's tensors; shared by pools; immutable
@@ -9,10 +9,10 @@
  *     runner    what one batch needs to run steps: workspace for its largest step, and a team
  * All memory is taken at creation; prepare, launch, advance, poll and attend allocate nothing.
  *
- * Two kinds of devices. The CPU computes on a team of workers, or inline, on the engine's thread. An
- * asynchronous device computes by itself: it takes no team, launch returns at once, advance is never
- * called, and `done` comes from a thread of its own. One table serves all devices of a kind, told
- * apart by their ordinals ("cuda:0", "cuda:1").
+ * Two kinds of devices. The CPU computes on a team of workers, or inline, on the engine's thread.
+ * An asynchronous device computes by itself: it takes no team, launch returns at once, advance is
+ * never called, and `done` comes from a thread of its own. One table serves all devices of a kind,
+ * told apart by their ordinals ("cuda:0", "cuda:1").
  */
 #ifndef KVP_DEVICE_DEVICE_H
 #define KVP_DEVICE_DEVICE_H
@@ -52,9 +52,10 @@ typedef struct kvp__work {
      * be overwritten by the callee) and the thread's scratch of KVP__SCRATCH_BYTES. Any worker,
      * different outputs at the same time. */
     void (*post)(void *user, uint32_t i, float *logits, void *scratch);
-    /* A device that can choose a token by itself, where kvp__sampler_is_plain, may call this instead
-     * of `post`: the token that kvp__sample would have chosen for choices[i]; or -1, and `bad` is the
-     * first token whose logit is NaN or +infinity; the vocabulary's size: all are -infinity. */
+    /* A device that can choose a token by itself, where kvp__sampler_is_plain, may call this
+     * instead of `post`: the token that kvp__sample would have chosen for choices[i]; or -1, and
+     * `bad` is the first token whose logit is NaN or +infinity; the vocabulary's size: all are
+     * -infinity. */
     const kvp__choice *choices;    /* [n_outputs]; NULL: every row goes to `post` */
     void (*chosen)(void *user, uint32_t i, int32_t token, uint32_t bad);
     /* The step is over; from whichever thread finished it. Must not call back into the runner. */
@@ -136,9 +137,9 @@ typedef struct kvp__device {
 
     /* Makes a step ready, as far as it can be before anything runs; `work` stays until it is over. */
     kvp_status (*prepare)(kvp__runner *r, const kvp__work *work);
-    /* Starts the step that was prepared. With a team or asynchronous it returns at once and `done` is
-     * called later; inline, the step is run by advance. One step at a time. An error: nothing of the
-     * step runs, and `done` is not called. */
+    /* Starts the step that was prepared. With a team or asynchronous it returns at once and `done`
+     * is called later; inline, the step is run by advance. One step at a time. An error: nothing of
+     * the step runs, and `done` is not called. */
     kvp_status (*launch)(kvp__runner *r);
     /* Inline only (NULL if asynchronous): computes until the step is over (`done` was called) or the
      * clock hook passes `until`. With a team: nothing. */
@@ -146,20 +147,20 @@ typedef struct kvp__device {
     /* The step's results are not wanted any more: what has not begun is passed over where that is
      * possible, and `done` is called as ever. */
     void (*cancel)(kvp__runner *r);
-    /* KVP_AGAIN: a step is running. KVP_OK: none is, and no thread will touch the work or call one of
-     * its functions any more; a `done` that is being called is waited for, those few instructions.
-     * DEVICE_LOST: the same, but the step has no results, and no later one will have any. Never waits
-     * otherwise. */
+    /* KVP_AGAIN: a step is running. KVP_OK: none is, and no thread will touch the work or call one
+     * of its functions any more; a `done` that is being called is waited for, those few
+     * instructions. DEVICE_LOST: the same, but the step has no results, and no later one will have
+     * any. Never waits otherwise. */
     kvp_status (*poll)(const kvp__runner *r);
     /* What the device itself says of the last error of prepare, launch or poll, as the rest of a
      * sentence, the runner's; NULL, or this whole function NULL: nothing. */
     const char *(*why)(const kvp__runner *r);
 
     /* Own-model: a planned step begins, with its copies; then one layer's attention. Both use the
-     * team if there is one, and on the CPU the result is there on return; an asynchronous device puts
-     * them on the stream. `work` is looked at during these calls alone, and a graph that the host
-     * captures while it calls attend may be replayed until the next begin. Nothing has changed after
-     * INVALID_ARG or UNSUPPORTED. */
+     * team if there is one, and on the CPU the result is there on return; an asynchronous device
+     * puts them on the stream. `work` is looked at during these calls alone, and a graph that the
+     * host captures while it calls attend may be replayed until the next begin. Nothing has changed
+     * after INVALID_ARG or UNSUPPORTED. */
     kvp_status (*begin)(kvp__runner *r, const kvp__work *work, kvp_error *err);
     kvp_status (*attend)(kvp__runner *r, const kvp__work *work, const kvp__attend *a,
                          kvp_error *err);
@@ -175,8 +176,8 @@ typedef struct kvp__device {
  * positions in order. INTERNAL with the first that does not. The engine asks before every step. */
 kvp_status kvp__work_check(const kvp__work *w, const kvp__layout *l, kvp_error *err);
 
-/* By name ("cpu", NULL: "cpu"; "cuda", "cuda:N"), without asking whether it is there; NULL: no device
- * has such a name. `ordinal` is untouched then. */
+/* By name ("cpu", NULL: "cpu"; "cuda", "cuda:N"), without asking whether it is there; NULL: no
+ * device has such a name. `ordinal` is untouched then. */
 const kvp__device *kvp__device_find(const char *name, uint32_t *ordinal);
 
 /* Number `index` of all there are, and of each kind of which there is none one entry that says so;

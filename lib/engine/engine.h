@@ -114,8 +114,8 @@ struct kvp__cache {
     void *slab, *slab_user;
 };
 
-/* One wanted row of the step in flight. The worker that has the row's logits, or the device that chose
- * by itself, fills in the result. */
+/* One wanted row of the step in flight. The worker that has the row's logits, or the device that
+ * chose by itself, fills in the result. */
 typedef struct kvp__pending {
     kvp__settings *settings;
     float *host_row;            /* mode KVP_SAMPLE_HOST: where the logits go */
@@ -269,8 +269,9 @@ int32_t kvp__loop_timeout_ms(const kvp__loop *l);
 kvp_status kvp__loop_step(kvp__loop *l, kvp_error *err);
 /* Ends the step in flight without its results, waiting for what has begun. */
 void kvp__loop_drop_flight(kvp__loop *l);
-/* The batch has failed, and says so from now on. Its step in flight, which the device has given up, is
- * dropped: sequences and pool are as they were before it. `why` (may be NULL): the device's own words. */
+/* The batch has failed, and says so from now on. Its step in flight, which the device has given up,
+ * is dropped: sequences and pool are as they were before it. `why` (may be NULL): the device's own
+ * words. */
 void kvp__loop_fail(kvp__loop *l, kvp_status status, const char *what, const char *why);
 /* Fills the arrays of a step and raises the riders' flags; what launch and the view work from. */
 void kvp__loop_prepare(kvp__loop *l, const kvp__sched_step *step);

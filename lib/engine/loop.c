@@ -175,8 +175,8 @@ static kvp_status take_runner(kvp__loop *l, const kvp_batch_options *o, kvp_erro
     const kvp__model *m = &c->model->model;
     if (m->geometry.context) positions = kvp__min64(positions, m->geometry.context);
     kvp__runner_options ro = {
-        .hooks = hooks_of(l), .model = m, .weights = kvp__opened_weights(c->model, c->device, c->ordinal), .store = c->store,
-        .team = l->team, .stream = o->stream, .max_rows = l->max_rows,
+        .hooks = hooks_of(l), .model = m, .store = c->store, .team = l->team, .stream = o->stream,
+        .weights = kvp__opened_weights(c->model, c->device, c->ordinal), .max_rows = l->max_rows,
         .max_seqs = l->max_sequences, .max_outputs = l->max_sequences,
         .max_positions = (uint32_t)kvp__min64(positions, KVP__MAX_TOKENS)};
     l->table_stride = (uint32_t)kvp__ceil_div(ro.max_positions, c->pool.block_tokens);

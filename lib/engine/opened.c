@@ -149,7 +149,7 @@ static kvp_status place_anew(kvp__opened *m, const kvp__device *device, const kv
 {
     uint32_t n = atomic_load(&m->n_placed);
     if (n == KVP__MAX_PLACES)
-        return kvp__fail(err, KVP_ERR_UNSUPPORTED, "the model is on %u devices, as many as it can be",
+        return kvp__fail(err, KVP_ERR_UNSUPPORTED, "the model is on %u devices and can be on no more",
                          (unsigned)n);
     kvp__placed p = {.device = device, .ordinal = how->ordinal,
                      .generation = kvp__origin_generation(&m->origin)};

@@ -1,9 +1,9 @@
 /*
  * An opened model: what a kvp_model handle points to. The origin of everything made from it.
  *
- * The model itself is immutable; the only thing that changes is that weights appear when it is placed
- * on a device, once for each, under a lock. They are in a list that only grows, so that a pool finds
- * its own without the lock.
+ * The model itself is immutable; the only thing that changes is that weights appear when it is
+ * placed on a device, once for each, under a lock. They are in a list that only grows, so that a
+ * pool finds its own without the lock.
  */
 #ifndef KVP_ENGINE_OPENED_H
 #define KVP_ENGINE_OPENED_H
@@ -40,8 +40,8 @@ kvp_status kvp__opened_from_source(kvp__opened **out, const kvp_model_options *o
 kvp_status kvp__opened_from_geometry(kvp__opened **out, const kvp_model_options *options,
                                      const kvp_geometry *geometry, kvp_error *err);
 
-/* Places on number how->ordinal of a kind of device, unless it is done. `wait`: for another thread that
- * is placing, else BUSY. */
+/* Places on number how->ordinal of a kind of device, unless it is done. `wait`: for another thread
+ * that is placing, else BUSY. */
 kvp_status kvp__opened_place(kvp__opened *m, const kvp__device *device, const kvp__place *how,
                              bool wait, kvp_error *err);
 

@@ -77,8 +77,8 @@ static kvp_status translate(kvp__attend *out, const kvp_layer_group *g, uint32_t
     int64_t k_row = f * g->kv_heads * g->key_dim;
     int64_t q_row = f * g->query_heads * g->key_dim, v_row = f * g->kv_heads * g->value_dim;
     int64_t out_row = f * g->query_heads * g->value_dim;
-    *out = (kvp__attend){.layer = layer, .type = type, .softcap = a->softcap, .q = a->q, .k = a->k, .v = a->v,
-                         .out = a->out};
+    *out = (kvp__attend){.layer = layer, .type = type, .softcap = a->softcap, .q = a->q, .k = a->k,
+                         .v = a->v, .out = a->out};
     out->scale = a->scale != 0 ? a->scale : 1.0f / __builtin_sqrtf((float)g->key_dim);
     bool ok = stride_in(a->q_row_stride, q_row, f, &out->q_row) &&
               stride_in(a->q_head_stride, f * g->key_dim, f, &out->q_head) &&

@@ -246,8 +246,8 @@ static void what_cannot_be_is_said(void **state)
     refused(line, 1, "kvpage: ");
 }
 
-/* What the library finds wrong is said of the option, not of the library's field, and before anything is
- * loaded. */
+/* What the library finds wrong is said of the option, not of the library's field, and before
+ * anything is loaded. */
 static void what_the_library_refuses_is_said_of_the_option(void **state)
 {
     static const struct {

@@ -1,7 +1,7 @@
 /*
  * A device that computes by itself, for tests of what the engine makes of one: a thread behind each
- * runner computes a step with the CPU device, so tokens are the CPU's, and results come late, in odd
- * order or never, as the test says. Registered as "fake" (kvp__device_use), four of them.
+ * runner computes a step with the CPU device, so tokens are the CPU's, and results come late, in
+ * odd order or never, as the test says. Registered as "fake" (kvp__device_use), four of them.
  */
 #ifndef TESTS_LOOP_FAKE_H
 #define TESTS_LOOP_FAKE_H

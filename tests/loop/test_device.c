@@ -61,8 +61,8 @@ static void open_on(rig *r, const char *device)
 
 /* --- the same tokens --- */
 
-/* The tokens of some users: greedy, drawn, with penalties, with log-probabilities, chosen by the host
- * from its logits. */
+/* The tokens of some users: greedy, drawn, with penalties, with log-probabilities, chosen by the
+ * host from its logits. */
 static void generate(const char *device, int32_t out[USERS][LENGTH])
 {
     rig r;
@@ -211,8 +211,8 @@ static void no_team_is_made(void **state)
     kvp_team_destroy(team);
 }
 
-/* While the device computes, step answers AGAIN at once, nothing is readable, and the deadline is near;
- * the end of the work makes the fd readable from the device's thread. */
+/* While the device computes, step answers AGAIN at once, nothing is readable, and the deadline is
+ * near; the end of the work makes the fd readable from the device's thread. */
 static void step_never_waits_for_the_device(void **state)
 {
     (void)state;
