@@ -4,9 +4,8 @@
 set -eu
 
 # room: rooms whose headers it may include, besides its own, base and the public header. A room is a
-# folder of lib, and cuda. Two files are named by themselves: the registry, which lists the devices that
-# are built in, and what kernels are written in (cuda/kernels/device.h), which a plain compiler finds in
-# the emulator.
+# folder of lib, and cuda. One file is named by itself: what kernels are written in
+# (cuda/kernels/device.h), which a plain compiler finds in the emulator.
 table='
 base:
 plan:
@@ -16,7 +15,6 @@ seq: prefix pool plan
 sched: seq prefix pool plan
 model: plan
 device: model plan
-device/device.c: cpu cuda
 cpu: device model plan
 cuda: device model plan
 cuda/device.h: tests
