@@ -499,7 +499,9 @@ KVP_DEV uint32_t find_bucket(const row_work &r, bench &s, const kept_range &c, c
             if (!s.token) s.left = add_rn(s.left, -mass);
         }
         __syncthreads();
-        if (s.token) break;
+        bool found = s.token != 0;
+        __syncthreads();
+        if (found) break;
     }
     *left = s.token ? s.left : s.number; /* all of the last one, if rounding left too little */
     uint32_t place = s.place;
