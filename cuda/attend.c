@@ -62,7 +62,8 @@ static uint8_t *next_upload(kvp__runner *r)
 static void wait_for_tables(kvp__runner *r)
 {
     if (r->whole_tables)
-        kvp__cuda_note(r, r->card.cu->cuStreamSynchronize(r->queue), "a copy of block tables", false);
+        kvp__cuda_note(r, r->card.cu->cuStreamSynchronize(r->queue), "a copy of block tables",
+                       false);
 }
 
 static kvp_status begin(kvp__runner *r, const kvp__work *work, kvp_error *err)
@@ -72,7 +73,8 @@ static kvp_status begin(kvp__runner *r, const kvp__work *work, kvp_error *err)
     if (s != KVP_OK) return s;
     if (recording)
         return kvp__fail(err, KVP_ERR_UNSUPPORTED,
-                         "a step cannot begin while its stream is recorded; attention alone can be");
+                         "a step cannot begin while its stream is recorded; attention alone can "
+                         "be");
     r->work = work;
     r->queue = r->stream;
     r->error = KVP__CU_SUCCESS;
@@ -89,6 +91,7 @@ static kvp_status begin(kvp__runner *r, const kvp__work *work, kvp_error *err)
     wait_for_tables(r);
     kvp__cuda_put_tables(r);
     r->shape.copies = r->shape.patches = 0; /* done */
+    r->work = NULL;
     return r->error ? failed(r, err) : KVP_OK;
 }
 
@@ -137,8 +140,9 @@ static kvp_status widen(kvp__runner *r, kvp__cuda_shape *own, kvp_error *err)
         return KVP_OK;
     }
     return kvp__fail(err, KVP_ERR_UNSUPPORTED,
-                     "attention is recorded for steps in which every sequence has one row; this one has "
-                     "%u rows of %u sequences", (unsigned)r->work->n_rows, (unsigned)r->work->n_seqs);
+                     "attention is recorded for steps in which every sequence has one row; this "
+                     "one has %u rows of %u sequences", (unsigned)r->shape.rows,
+                     (unsigned)r->shape.seqs);
 }
 
 static kvp_status attend(kvp__runner *r, const kvp__attend *a, kvp_error *err)
@@ -162,9 +166,10 @@ static kvp_status attend(kvp__runner *r, const kvp__attend *a, kvp_error *err)
     return r->error ? failed(r, err) : KVP_OK;
 }
 
-kvp_status kvp__cuda_attend(kvp__runner *r, const kvp__work *work, const kvp__attend *a, kvp_error *err)
+kvp_status kvp__cuda_attend(kvp__runner *r, const kvp__work *work, const kvp__attend *a,
+                            kvp_error *err)
 {
-    (void)work; /* as given to begin */
+    (void)work; /* what it says was sent by begin */
     if (atomic_load(&r->lost)) return lost(r, err);
     kvp_status s = kvp__cuda_enter(&r->card, err);
     if (s != KVP_OK) return s;

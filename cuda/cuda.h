@@ -86,7 +86,7 @@ typedef struct kvp__cuda_layer {
 struct kvp__weights {
     kvp__hooks hooks;
     kvp__cuda card;
-    uint32_t type;               /* KVP__EL_F16 or BF16: of activations and of unquantised matrices */
+    uint32_t type;               /* KVP__EL_F16 or BF16: of activations and unquantised matrices */
     uint32_t n_layers;
     kvp__cuda_layer *layers;
     kvp__cuda_stack embedding, output; /* of one part; the same if tied */

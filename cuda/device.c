@@ -35,7 +35,7 @@ static uint32_t count_cards(const kvp__cuda_found *f, char *why, size_t size)
     }
     kvp__cu_result e = f->cuda->cuInit(0);
     if (e == KVP__CU_SUCCESS) e = f->cuda->cuDeviceGetCount(&n);
-    if (e == KVP__CU_SUCCESS && n > 0) return (uint32_t)n < MAX_ORDINALS ? (uint32_t)n : MAX_ORDINALS;
+    if (e == KVP__CU_SUCCESS && n > 0) return (uint32_t)kvp__min64((uint64_t)n, MAX_ORDINALS);
     if (e == KVP__CU_SUCCESS || e == KVP__CU_NO_DEVICE)
         snprintf(why, size, "the CUDA driver sees no card");
     else
@@ -188,9 +188,10 @@ kvp_status kvp__cuda_take(const kvp__cuda *c, uint64_t bytes, const char *what, 
     if (!e) e = bytes > free ? KVP__CU_OUT_OF_MEMORY : c->cu->cuMemAlloc(&p, (size_t)bytes);
     if (e == KVP__CU_OUT_OF_MEMORY)
         return kvp__fail_need(err, KVP_ERR_NO_MEMORY, bytes, free,
-                              "device cuda:%u: no memory for %s: %llu bytes were asked, %llu of %llu "
-                              "are free", (unsigned)c->ordinal, what, (unsigned long long)bytes,
-                              (unsigned long long)free, (unsigned long long)total);
+                              "device cuda:%u: no memory for %s: %llu bytes were asked, %llu of "
+                              "%llu are free", (unsigned)c->ordinal, what,
+                              (unsigned long long)bytes, (unsigned long long)free,
+                              (unsigned long long)total);
     if (e) return kvp__cuda_fail(c, err, e, what);
     *out = p;
     return KVP_OK;
@@ -214,8 +215,8 @@ static kvp_status check_shape(const kvp__geometry *geometry, const kvp__layout *
         kvp__cuda_plan plan;
         if (!gl->layers) continue;
         if (gl->key_dim * gl->k_size % 4 || gl->value_dim * gl->v_size % 4)
-            return kvp__fail(err, KVP_ERR_UNSUPPORTED, "group %u: head sizes %u and %u: this device "
-                             "takes even ones", (unsigned)g, (unsigned)gl->key_dim,
+            return kvp__fail(err, KVP_ERR_UNSUPPORTED, "group %u: head sizes %u and %u: this "
+                             "device takes even ones", (unsigned)g, (unsigned)gl->key_dim,
                              (unsigned)gl->value_dim);
         kvp_status s = kvp__cuda_plan_place(&plan, &geometry->groups[g], g, l, &least, err);
         if (s != KVP_OK) return s;
@@ -284,7 +285,8 @@ static kvp__cu_ptr token_at(const kvp__store *s, uint32_t group, uint32_t layer,
     return s->slab + at + g->k_part + head * g->v_head + (uint64_t)t * g->value_dim * g->v_size;
 }
 
-static void read_token(const kvp__store *s, kvp__cu_ptr from, uint32_t dim, uint32_t format, float *out)
+static void read_token(const kvp__store *s, kvp__cu_ptr from, uint32_t dim, uint32_t format,
+                       float *out)
 {
     uint8_t raw[256 * sizeof(float)];
     uint32_t size = format == KVP_KV_F32 ? 4 : 2;
@@ -324,10 +326,12 @@ static void poison(kvp__store *s, uint32_t group, uint32_t block, uint32_t first
     if (left == 0 || kvp__cuda_enter(&s->card, NULL) != KVP_OK) return;
     for (uint32_t i = 0; i < g->layers; i++)
         for (uint32_t h = 0; h < g->kv_heads; h++) {
-            (void)s->card.cu->cuMemsetD8Async(token_at(s, group, i, block, h, first_token, false), 0xff,
-                                              (size_t)(left * g->key_dim * g->k_size), NULL);
-            (void)s->card.cu->cuMemsetD8Async(token_at(s, group, i, block, h, first_token, true), 0xff,
-                                              (size_t)(left * g->value_dim * g->v_size), NULL);
+            kvp__cu_ptr k = token_at(s, group, i, block, h, first_token, false);
+            kvp__cu_ptr v = token_at(s, group, i, block, h, first_token, true);
+            size_t k_bytes = (size_t)(left * g->key_dim * g->k_size);
+            size_t v_bytes = (size_t)(left * g->value_dim * g->v_size);
+            (void)s->card.cu->cuMemsetD8Async(k, 0xff, k_bytes, NULL);
+            (void)s->card.cu->cuMemsetD8Async(v, 0xff, v_bytes, NULL);
         }
     (void)s->card.cu->cuStreamSynchronize(NULL);
     kvp__cuda_leave(&s->card);

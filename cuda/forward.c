@@ -44,11 +44,13 @@ void kvp__cuda_run(kvp__runner *r, kvp__cu_function f, kvp__launch l, const void
 {
     void *parameters[1] = {(void *)(uintptr_t)args};
     if (r->error || l.x == 0 || l.y == 0) return;
-    kvp__cuda_note(r, r->card.cu->cuLaunchKernel(f, l.x, l.y, 1, l.threads, 1, 1, l.shared, r->queue, parameters,
-                                       NULL), what, false);
+    kvp__cu_result e = r->card.cu->cuLaunchKernel(f, l.x, l.y, 1, l.threads, 1, 1, l.shared,
+                                                  r->queue, parameters, NULL);
+    kvp__cuda_note(r, e, what, false);
 }
 
-#define RUN(r, name, launch, args) kvp__cuda_run(r, (r)->kernels[KVP__CUDA_##name], launch, args, #name)
+#define RUN(r, name, launch, args)                                                                 \
+    kvp__cuda_run(r, (r)->kernels[KVP__CUDA_##name], launch, args, #name)
 
 /* --- matrices --- */
 
@@ -70,11 +72,11 @@ static void put_gemm(kvp__runner *r, kvp__cu_ptr w, uint32_t n_out, uint32_t n_i
     static const float one = 1.0f, zero = 0.0f;
     int type = r->type == KVP__EL_F16 ? KVP__BLAS_R_16F : KVP__BLAS_R_16BF;
     if (r->error || rows == 0) return;
-    kvp__cuda_note(r, r->card.blas->cublasGemmEx(r->blas, KVP__BLAS_T, KVP__BLAS_N, (int)n_out, (int)rows,
-                                       (int)n_in, &one, at(w), type, (int)n_in, at(x), type, (int)n_in,
-                                       &zero, at(y), KVP__BLAS_R_32F, (int)y_row,
-                                       KVP__BLAS_COMPUTE_32F, KVP__BLAS_ALGO_DEFAULT),
-         "a product", true);
+    kvp__cu_result e = r->card.blas->cublasGemmEx(
+        r->blas, KVP__BLAS_T, KVP__BLAS_N, (int)n_out, (int)rows, (int)n_in, &one, at(w), type,
+        (int)n_in, at(x), type, (int)n_in, &zero, at(y), KVP__BLAS_R_32F, (int)y_row,
+        KVP__BLAS_COMPUTE_32F, KVP__BLAS_ALGO_DEFAULT);
+    kvp__cuda_note(r, e, "a product", true);
 }
 
 static void put_matvec(kvp__runner *r, const kvp__cuda_mat *m, kvp__cu_ptr x, bool of_outputs,
@@ -225,8 +227,8 @@ static void put_attention(kvp__runner *r, uint32_t layer)
 
 static void put_activate(kvp__runner *r)
 {
-    kvp__activate_args a = {.step = step_at(r), .gate_up = floats(r->products), .out = at(r->hidden),
-                            .n = r->arch->feed_forward, .out_type = r->type,
+    kvp__activate_args a = {.step = step_at(r), .gate_up = floats(r->products),
+                            .out = at(r->hidden), .n = r->arch->feed_forward, .out_type = r->type,
                             .activation = r->arch->activation};
     RUN(r, activate, kvp__launch_activate(r->shape.rows, a.n), &a);
 }
@@ -263,8 +265,9 @@ static void put_embed(kvp__runner *r)
 {
     const kvp__cuda_mat *m = &r->weights->embedding.part[0];
     kvp__embed_args a = {.step = step_at(r), .table = at(m->values),
-                         .tokens = kvp__cuda_sent(r, r->upload.tokens), .x = at(r->x), .type = m->type,
-                         .width = m->n_in, .vocabulary = m->n_out, .scale = r->arch->embedding_scale};
+                         .tokens = kvp__cuda_sent(r, r->upload.tokens), .x = at(r->x),
+                         .type = m->type, .width = m->n_in, .vocabulary = m->n_out,
+                         .scale = r->arch->embedding_scale};
     RUN(r, embed, kvp__launch_embed(r->shape.rows), &a);
 }
 
@@ -292,12 +295,14 @@ void kvp__cuda_put_results(kvp__runner *r, const kvp__cuda_tile *t)
         bytes += t->n_host ? r->logits_at : r->shape.outputs * sizeof(kvp__cuda_drawn);
         from = 0;
     }
+    const kvp__cuda_api *cu = r->card.cu;
     if (!r->error && bytes)
-        kvp__cuda_note(r, r->card.cu->cuMemcpyDtoHAsync(r->results_host + from, r->results + from, (size_t)bytes,
-                                              r->queue), "a copy of results", false);
+        kvp__cuda_note(r, cu->cuMemcpyDtoHAsync(r->results_host + from, r->results + from,
+                                                (size_t)bytes, r->queue), "a copy of results",
+                       false);
     if (!r->error)
-        kvp__cuda_note(r, r->card.cu->cuLaunchHostFunc(r->queue, kvp__cuda_on_tile, (void *)(uintptr_t)t),
-             "a host function", false);
+        kvp__cuda_note(r, cu->cuLaunchHostFunc(r->queue, kvp__cuda_on_tile, (void *)(uintptr_t)t),
+                       "a host function", false);
 }
 
 void kvp__cuda_put_forward(kvp__runner *r)
@@ -307,6 +312,7 @@ void kvp__cuda_put_forward(kvp__runner *r)
     put_embed(r);
     for (uint32_t l = 0; l < layers; l++) put_layer(r, l);
     if (r->n_tiles == 0) return;
-    put_norm(r, r->delta, 0, r->weights->layers[layers - 1].post_ffn_norm, r->weights->output_norm, true);
+    put_norm(r, r->delta, 0, r->weights->layers[layers - 1].post_ffn_norm, r->weights->output_norm,
+             true);
     for (uint32_t t = 0; t < r->n_tiles; t++) put_tile(r, &r->tiles[t]);
 }

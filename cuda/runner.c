@@ -19,7 +19,7 @@
 
 #define MOST_PATCHES 16384u          /* of an upload; more are sent as whole tables */
 #define DEQUANTISED_BYTES (64u << 20)
-#define USUAL_SMS 132u               /* what workspace_bytes is told for, which no card is asked for */
+#define USUAL_SMS 132u               /* workspace_bytes answers for these: no card is asked */
 #define USUAL_BLOCK 16u
 #define LARGE_SHARED (48u << 10)     /* more has to be asked for */
 
@@ -139,12 +139,14 @@ static kvp_status set_limits(kvp__runner *r, const kvp__cuda_limits *l, uint32_t
     r->max_outputs = max_outputs;
     r->max_positions = l->max_positions;
     r->v_format = layout->v_format;
-    r->table_stride = (uint32_t)kvp__ceil_div(kvp__max64(l->max_positions, 1), layout->block_tokens);
+    r->table_stride = (uint32_t)kvp__ceil_div(kvp__max64(l->max_positions, 1),
+                                              layout->block_tokens);
     r->block_shift = (uint32_t)__builtin_ctz(layout->block_tokens);
     uint64_t entries = (uint64_t)g->n_groups * l->max_seqs * r->table_stride;
     if (entries > UINT32_MAX)
-        return kvp__fail(err, KVP_ERR_TOO_LARGE, "block tables of %u sequences of %u tokens have more "
-                         "than 2^32 entries", (unsigned)l->max_seqs, (unsigned)l->max_positions);
+        return kvp__fail(err, KVP_ERR_TOO_LARGE, "block tables of %u sequences of %u tokens have "
+                         "more than 2^32 entries", (unsigned)l->max_seqs,
+                         (unsigned)l->max_positions);
     r->max_patches = (uint32_t)kvp__min64(entries, MOST_PATCHES);
     for (uint32_t i = 0; i < g->n_groups; i++) {
         if (!g->groups[i].layers) continue;
@@ -159,8 +161,8 @@ uint64_t kvp__cuda_workspace_bytes(const kvp__model *m, uint32_t max_rows, uint3
 {
     kvp__runner r;
     kvp__layout layout;
-    kvp__cuda_limits l = {.max_rows = max_rows, .max_seqs = max_seqs, .max_positions = max_positions,
-                          .sms = USUAL_SMS};
+    kvp__cuda_limits l = {.max_rows = max_rows, .max_seqs = max_seqs,
+                          .max_positions = max_positions, .sms = USUAL_SMS};
     memset(&r, 0, sizeof r);
     r.model = m;
     r.arch = arch_of(m);
@@ -203,7 +205,8 @@ static void take_host(room *m, kvp__runner *r)
     if (r->arch) r->scratch = take_room(m, KVP__SCRATCH_BYTES, 1);
     for (uint32_t g = 0; g < r->model->geometry.n_groups; g++) {
         kvp__cuda_plan *p = &r->plans[g];
-        void *upload = take_room(m, p->upload_bytes, 1), *scratch = take_room(m, p->scratch_bytes, 1);
+        void *upload = take_room(m, p->upload_bytes, 1);
+        void *scratch = take_room(m, p->scratch_bytes, 1);
         if (m->memory && p->max_rows) kvp__cuda_plan_use(p, upload, scratch);
     }
 }
@@ -267,8 +270,8 @@ static kvp_status load_modules(kvp__runner *r, kvp_error *err)
 }
 
 /* A kernel is in one of the modules. */
-static kvp_status find_kernel(kvp__runner *r, const char *name, uint32_t shared, kvp__cu_function *out,
-                              kvp_error *err)
+static kvp_status find_kernel(kvp__runner *r, const char *name, uint32_t shared,
+                              kvp__cu_function *out, kvp_error *err)
 {
     kvp__cu_result e = KVP__CU_NOT_FOUND;
     for (uint32_t i = 0; i < r->n_modules && e == KVP__CU_NOT_FOUND; i++)
@@ -349,11 +352,13 @@ static kvp_status send_constants(kvp__runner *r, kvp_error *err)
             .k_head = g->k_head, .v_head = g->v_head, .layers = g->layers, .kv_heads = g->kv_heads,
             .k_token = g->key_dim * g->k_size, .v_token = g->value_dim * g->v_size};
     }
-    kvp_status s = kvp__cuda_send(&r->card, r->copy_groups, groups, l->n_groups * sizeof *groups, err);
+    kvp_status s = kvp__cuda_send(&r->card, r->copy_groups, groups, l->n_groups * sizeof *groups,
+                                  err);
     for (uint32_t i = 0; r->arch && i < r->arch->n_ropes && s == KVP_OK; i++) {
         const kvp__rope *p = &r->arch->ropes[i];
         if (p->kind == KVP__ROPE_NONE || p->dim < 2) continue;
-        s = kvp__cuda_send(&r->card, r->inv_freq[i], p->inv_freq, p->dim / 2 * sizeof *p->inv_freq, err);
+        s = kvp__cuda_send(&r->card, r->inv_freq[i], p->inv_freq, p->dim / 2 * sizeof *p->inv_freq,
+                           err);
     }
     return s;
 }
@@ -365,7 +370,8 @@ static kvp_status fill(kvp__runner *r, const kvp__runner_options *o, kvp_error *
     arena count = {0};
     take_all(&count, r);
     if (s == KVP_OK && count.overflow) s = no_room(UINT64_MAX, err);
-    if (s == KVP_OK) s = kvp__cuda_take(&r->card, count.used, "a batch's workspace", &r->memory, err);
+    if (s == KVP_OK)
+        s = kvp__cuda_take(&r->card, count.used, "a batch's workspace", &r->memory, err);
     if (s != KVP_OK) return s;
     r->memory_bytes = count.used;
     arena to = {.memory = r->memory};
@@ -502,8 +508,8 @@ static kvp_status give_up(kvp__runner *r)
                                  : kvp__cuda_fail(&r->card, NULL, r->error, r->what);
     const char *name = NULL;
     if (r->blas_error || r->card.cu->cuGetErrorName(r->error, &name) || !name) name = "cuBLAS";
-    kvp__log(&r->hooks, KVP_LOG_ERROR, "device cuda:%u: %s: %s (%d)", (unsigned)r->card.ordinal, r->what,
-             name, r->error);
+    kvp__log(&r->hooks, KVP_LOG_ERROR, "device cuda:%u: %s: %s (%d)", (unsigned)r->card.ordinal,
+             r->what, name, r->error);
     atomic_store(&r->cancelled, 1);
     (void)r->card.cu->cuStreamSynchronize(r->stream);
     atomic_store(&r->state, KVP__CUDA_IDLE);

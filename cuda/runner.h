@@ -29,7 +29,7 @@
 
 /* The kernels that are not attention. */
 #define KVP__CUDA_KERNELS(X)                                                                       \
-    X(patch) X(copy_blocks) X(embed) X(rms_norm) X(append) X(merge) X(activate) X(sample)              \
+    X(patch) X(copy_blocks) X(embed) X(rms_norm) X(append) X(merge) X(activate) X(sample)          \
     X(matvec_q8_0) X(matvec_q4_0) X(dequant_q8_0) X(dequant_q4_0)
 enum {
 #define KVP__CUDA_KERNEL_NUMBER(name) KVP__CUDA_##name,
@@ -138,9 +138,9 @@ struct kvp__runner {
     kvp__cuda_upload upload;
     uint32_t n_tiles, n_patches;
     uint32_t host_first, n_host;  /* outputs that the host reads, in the device's order */
-    bool whole_tables;            /* more patches than an upload holds: tables are sent as they are */
+    bool whole_tables;            /* more patches than an upload holds: tables are sent instead */
     uint32_t tile_set;            /* of attention, that some group has: bits */
-    uint32_t bucket;              /* number of a graph that takes the step; KVP__CUDA_BUCKETS: none */
+    uint32_t bucket;              /* that takes the step; KVP__CUDA_BUCKETS: none */
     kvp__cuda_recorded recorded[KVP__CUDA_BUCKETS][1u << KVP__ATTEND_TILES]; /* by tiles */
     bool graphs_off;              /* recording failed once */
 

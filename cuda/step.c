@@ -240,8 +240,8 @@ static uint32_t bucket_of(uint32_t rows)
 bool kvp__cuda_bucket_shape(const kvp__runner *r, uint32_t tiles, uint32_t *bucket,
                             kvp__cuda_shape *out)
 {
-    uint32_t b = bucket_of(r->work->n_rows), rows;
-    if (b == KVP__CUDA_BUCKETS || r->work->n_rows != r->work->n_seqs) return false;
+    uint32_t b = bucket_of(r->shape.rows), rows;
+    if (b == KVP__CUDA_BUCKETS || r->shape.rows != r->shape.seqs) return false;
     rows = 1u << b < r->max_rows ? 1u << b : r->max_rows;
     kvp__cuda_most(r, rows, rows < r->max_seqs ? rows : r->max_seqs,
                    rows < r->max_outputs ? rows : r->max_outputs, out);

@@ -336,7 +336,8 @@ static void load_vector(loader *ld, const kvp__tensor *t, kvp__cu_ptr to)
         float *values = (float *)(void *)ld->pinned[ld->turn ^= 1];
         if (!read_piece(ld, t, i * size, n * size)) return;
         kvp__row_floats(t->type, ld->piece, n, values);
-        if (!other_has_gone(ld) || !send(ld, to + i * sizeof(float), values, n * sizeof(float))) return;
+        if (!other_has_gone(ld) || !send(ld, to + i * sizeof(float), values, n * sizeof(float)))
+            return;
     }
 }
 
@@ -376,9 +377,11 @@ static void load_one_vector(void *user, kvp__cu_ptr *to, const kvp__tensor *t)
 static uint64_t longest_row(const kvp__model *m)
 {
     uint64_t most = 0;
-    for (uint64_t i = 0; i < m->n_tensors; i++)
-        most = kvp__max64(most, kvp__max64(kvp__row_bytes(m->tensors[i].type, m->tensors[i].dims[0]),
-                                           m->tensors[i].dims[0] * 2));
+    for (uint64_t i = 0; i < m->n_tensors; i++) {
+        const kvp__tensor *t = &m->tensors[i];
+        uint64_t bytes = kvp__row_bytes(t->type, t->dims[0]);
+        most = kvp__max64(most, kvp__max64(bytes, t->dims[0] * 2));
+    }
     return most;
 }
 
@@ -470,8 +473,9 @@ kvp_status kvp__cuda_place(const kvp__model *m, const kvp__place *how, kvp__weig
     w->type = half_type(m);
     w->n_layers = m->arch.n_layers;
     w->layers = kvp__alloc_array(&m->hooks, w->n_layers, sizeof *w->layers);
-    kvp_status s = w->layers ? kvp__cuda_open(&w->card, how->ordinal, err)
-                             : kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for the weights' table");
+    kvp_status s = KVP_OK;
+    if (!w->layers) s = kvp__fail(err, KVP_ERR_NO_MEMORY, "no memory for the weights' table");
+    if (s == KVP_OK) s = kvp__cuda_open(&w->card, how->ordinal, err);
     if (s == KVP_OK) s = kvp__cuda_enter(&w->card, err);
     if (s == KVP_OK) {
         s = fill(w, m, how, err);

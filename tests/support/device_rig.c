@@ -93,8 +93,8 @@ static kvp_status open_device(rig *r, int i, kvp_error *err)
 {
     const kvp__device *d = r->device[i];
     kvp__place how = {.threads = KVP_THREADS_INLINE};
-    kvp_status s = d->supports(&r->model.geometry, r->o.block_tokens, r->o.k_format, r->o.v_format, 0,
-                               err);
+    kvp_status s = d->supports(&r->model.geometry, r->o.block_tokens, r->o.k_format,
+                               r->o.v_format, 0, err);
     if (s == KVP_OK && !r->o.geometry) s = d->place(&r->model, &how, &r->weights[i], err);
     void *slab = i && r->o.slab ? (void *)(uintptr_t)r->o.slab(r->layout.bytes) : NULL;
     if (s == KVP_OK) s = d->store_create(&memory.hooks, &r->layout, slab, 0, &r->store[i], err);
@@ -128,8 +128,8 @@ rig *rig_open(const rig_options *o, kvp_error *err)
     r->device[0] = &kvp__cpu_device;
     r->device[1] = &kvp__cuda_device;
     assert_int_equal(open_model(r, NULL), KVP_OK);
-    assert_int_equal(kvp__layout_make(&r->layout, &r->model.geometry, r->o.block_tokens, r->o.k_format,
-                                      r->o.v_format, r->o.blocks, NULL), KVP_OK);
+    assert_int_equal(kvp__layout_make(&r->layout, &r->model.geometry, r->o.block_tokens,
+                                      r->o.k_format, r->o.v_format, r->o.blocks, NULL), KVP_OK);
     for (uint32_t g = 0; g < r->layout.n_groups; g++) {
         r->refs[g] = calloc(r->o.blocks, sizeof **r->refs);
         assert_non_null(r->refs[g]);
@@ -369,7 +369,8 @@ static void run_cpu(rig *r)
     clear(&r->results[0]);
     assert_int_equal(r->device[0]->prepare(r->runner[0], &work), KVP_OK);
     assert_int_equal(r->device[0]->launch(r->runner[0]), KVP_OK);
-    while (r->device[0]->poll(r->runner[0]) == KVP_AGAIN) r->device[0]->advance(r->runner[0], UINT64_MAX);
+    while (r->device[0]->poll(r->runner[0]) == KVP_AGAIN)
+        r->device[0]->advance(r->runner[0], UINT64_MAX);
 }
 
 static double difference(const float *a, const float *b, uint32_t n, double *top)
@@ -396,7 +397,8 @@ double rig_step(rig *r, const rig_part *parts, uint32_t n)
     double most = 0, top = 0;
     for (uint32_t i = 0; i < r->work.n_outputs && !r->o.no_cpu; i++) {
         if (r->results[1].chosen[i] != -3) continue;
-        double d = difference(r->results[1].logits[i], r->results[0].logits[i], rig_vocabulary(r), &top);
+        double d = difference(r->results[1].logits[i], r->results[0].logits[i], rig_vocabulary(r),
+                              &top);
         if (!(d <= most)) most = d;
     }
     return top > 0 ? most / top : most;
@@ -479,7 +481,8 @@ kvp_status rig_attention(rig *r, const rig_attend *a, kvp_error *err)
     kvp__attend to = {.layer = a->layer, .type = a->type, .scale = a->scale, .softcap = a->softcap,
                       .q = (const void *)(uintptr_t)a->q, .k = (const void *)(uintptr_t)a->k,
                       .v = (const void *)(uintptr_t)a->v, .out = (void *)(uintptr_t)a->out,
-                      .q_row = a->q_row, .q_head = a->q_head, .k_row = a->k_row, .k_head = a->k_head,
+                      .q_row = a->q_row, .q_head = a->q_head, .k_row = a->k_row,
+                      .k_head = a->k_head,
                       .v_row = a->v_row, .v_head = a->v_head, .out_row = a->out_row,
                       .out_head = a->out_head};
     return r->device[1]->attend(r->runner[1], &r->work, &to, err);

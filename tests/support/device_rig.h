@@ -74,7 +74,7 @@ void rig_rewind(rig *r, const rig_part *parts, uint32_t n);
 
 /* Of the last step on the CUDA device, by output. */
 const float *rig_logits(const rig *r, uint32_t output);     /* NULL: they were not posted */
-int32_t rig_chosen(const rig *r, uint32_t output, uint32_t *bad); /* -2: the device did not choose */
+int32_t rig_chosen(const rig *r, uint32_t output, uint32_t *bad); /* -2: the host did */
 /* What kvp__sample makes of logits. */
 int32_t rig_sample(const rig_sampling *s, const float *logits, uint32_t n, uint64_t position);
 uint32_t rig_vocabulary(const rig *r);
