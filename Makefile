@@ -104,7 +104,7 @@ KEY := $(shell { $(CC) --version 2>/dev/null; \
     $(if $(filter 1,$(CUDA)),'$(NVCC) $(CUDA_FLAGS)'); } | cksum | cut -d' ' -f1)
 B := build/$(if $(TARGET),$(TARGET),unknown)-$(KEY)
 
-LIB_SRC := $(sort $(wildcard lib/*/*.c) $(if $(wildcard cuda/forward.c),$(wildcard cuda/*.c),cuda/image.c cuda/load.c))
+LIB_SRC := $(sort $(wildcard lib/*/*.c cuda/*.c))
 # AMX has one kernel of its own, which the others do not have.
 LEVEL_SRC := $(filter-out %/tiles.c,$(sort $(wildcard lib/cpu/level/*.c)))
 level_objects = $(patsubst lib/cpu/level/%.c,$B/lib/cpu/level$1/%.o,\
