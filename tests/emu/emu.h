@@ -34,6 +34,7 @@ typedef struct emu_options {
     uint64_t seed;           /* of what is random */
     uint64_t collective_limit; /* of a block: a loop that does not end is a failure; 0: 50 million */
     uint32_t seconds;        /* of CPU, of a launch; 0: 120 */
+    uint32_t banks;          /* 1: count bank conflicts of plain accesses, in the race build */
 } emu_options;
 
 /* Zero for what has no option set: forward, at issue. */
@@ -49,8 +50,9 @@ typedef struct emu_stats {
                                  race build, where `plain` is set */
     uint64_t stored;          /* bytes to global memory, in the race build */
     uint64_t ldmatrix_conflicts; /* passes beyond the four that a conflict-free ldmatrix.x4 takes */
-    uint64_t shared_passes, shared_conflicts; /* of plain accesses, in the race build: all passes over
-                                 the banks, and those beyond the fewest */
+    uint64_t shared_passes, shared_conflicts; /* of plain accesses, in the race build and where the
+                                 option asks for it: all passes over the banks, and those beyond the
+                                 fewest */
     uint64_t plain;           /* 1: plain loads and stores were seen */
 } emu_stats;
 

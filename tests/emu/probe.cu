@@ -37,6 +37,20 @@ KVP_KERNEL(probe_warp, probe_args, 1024)
     ((float *)a.out)[threadIdx.x] = x[(lane + a.n) % 32];
 }
 
+/* Threads write neighbouring bytes, shared, and halves, global; then whole words are read. */
+KVP_KERNEL(probe_bytes, probe_args, 64)
+{
+    KVP_SMEM(s);
+    unsigned t = threadIdx.x;
+    uint16_t *halves = (uint16_t *)a.out;
+    s[t] = (unsigned char)t;
+    halves[t] = (uint16_t)(3 * t);
+    if (a.mode != PROBE_NO_BARRIER) __syncthreads();
+    uint32_t sum = ((const uint32_t *)(const void *)s)[t / 4] + ((const uint32_t *)a.out)[t / 2];
+    if (a.mode != PROBE_NO_SECOND_BARRIER) __syncthreads();
+    ((uint32_t *)a.out)[t] = sum;
+}
+
 /* Shuffles and votes; ten numbers for each lane. */
 KVP_KERNEL(probe_lanes, probe_args, 32)
 {

@@ -8,14 +8,12 @@
  * count, and comes before another if the other's warp knows of a later count. It does not matter which
  * ran first, so a barrier that is missing is found under every schedule.
  *
- * For each byte of shared memory and each two bytes of global memory we remember the last write and two
- * reads since, of different warps where there are such: one is not enough, since the thread that then
- * writes may be the one that read last. What blocks of a grid do is never ordered. Atomics do not race
- * with each other. Destinations of cp.async are in flight from issue until the thread has waited: nobody
- * may touch them. load16 takes a path on the GPU that does not see writes: what it reads must not have been
- * written by the grid at all.
- *
- * Single bytes that are written to global memory are not remembered: neighbours would look like races.
+ * For each byte of shared and of global memory we remember the last write and two reads since, of
+ * different warps where there are such: one is not enough, since the thread that then writes may be the
+ * one that read last. Four bytes that were always touched together share one memory. What blocks of a grid
+ * do is never ordered. Atomics do not race with each other. Destinations of cp.async are in flight from
+ * issue until the thread has waited: nobody may touch them. load16 takes a path on the GPU that does
+ * not see writes: what it reads must not have been written by the grid at all.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,26 +63,50 @@ static access make_access(uint64_t generation, const fiber *f, bool atomic)
            (atomic ? ATOMIC : 0) | count;
 }
 
-/* Shared memory's cells: of one engine, all that a block can have. */
+/* The cells of a piece of memory: one for each word of four bytes; a word whose bytes have had different
+ * fates is split, and has one for each byte. Pages that are not touched cost nothing. */
 struct shadow {
-    uint64_t generation; /* of the block */
-    cell cells[MAX_SHARED];
-    uint16_t flight[MAX_SHARED]; /* thread + 1 whose cp.async is under way */
+    cell *words, *bytes;
 };
-static __thread shadow *shared_shadow;
+
+constexpr access SPLIT = ~(access)0;
+
+static size_t cells_in(size_t bytes)
+{
+    return (bytes + 3) / 4 * 5;
+}
+
+static cell *map_cells(size_t bytes)
+{
+    void *p = mmap(nullptr, cells_in(bytes) * sizeof(cell), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) abort();
+    return static_cast<cell *>(p);
+}
+
+static shadow shadow_of(void *cells, size_t bytes)
+{
+    cell *c = static_cast<cell *>(cells);
+    return {c, c + (bytes + 3) / 4};
+}
+
+/* Shared memory's: of one engine, all that a block can have. */
+static __thread void *shared_cells;
+static __thread uint64_t shared_generation;          /* of the block */
+static __thread uint16_t *flight;                    /* by word: thread + 1 whose cp.async is under way */
 
 /* --- order --- */
 
 void race_block(engine *e)
 {
-    if (!shared_shadow) {
-        void *p = mmap(nullptr, sizeof(shadow), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) abort();
-        shared_shadow = static_cast<shadow *>(p);
+    if (!shared_cells) {
+        shared_cells = map_cells(MAX_SHARED);
+        flight = static_cast<uint16_t *>(malloc(MAX_SHARED / 4 * sizeof *flight));
+        if (!flight) abort();
     }
-    shared_shadow->generation = (shared_shadow->generation + 1) & 0x1ffffffffu;
-    memset(shared_shadow->flight, 0, e->shared_bytes * sizeof(uint16_t));
+    /* One less than there could be: SPLIT is no access. */
+    shared_generation = (shared_generation + 1) % 0x1ffffffffu;
+    memset(flight, 0, (e->shared_bytes + 3) / 4 * sizeof *flight);
     for (unsigned w = 0; w < e->threads / LANES; w++) {
         memset(e->warps[w].clock, 0, sizeof e->warps[w].clock);
         e->warps[w].clock[w] = 1;
@@ -94,8 +116,9 @@ void race_block(engine *e)
 
 void race_release()
 {
-    if (shared_shadow) munmap(shared_shadow, sizeof(shadow));
-    shared_shadow = nullptr;
+    if (shared_cells) munmap(shared_cells, cells_in(MAX_SHARED) * sizeof(cell));
+    free(flight);
+    shared_cells = nullptr;
 }
 
 void race_sync(uint32_t warps)
@@ -131,25 +154,35 @@ struct site {
     int line;
 };
 
-struct target {
-    const char *name;
-    size_t offset;
+enum how { READS, READS_ONCE, WRITES, ATOMICALLY };
+
+/* What is done now, to which memory. */
+struct deed {
+    how what;
+    access now;
+    const fiber *by;
     bool shared;
+    site at;
 };
 
-[[noreturn]] static void report(const site &s, const target &t, const char *does, access other,
-                                access now, const char *has)
+[[noreturn]] static void report(const deed &d, size_t offset, access other, const char *has)
 {
     engine *e = self;
+    static const char *const does[] = {"reads", "reads by load16", "writes", "changes by an atomic"};
     char where[80] = "", block_name[32] = "";
-    if (s.file) snprintf(where, sizeof where, " (%s:%d)", short_name(s.file), s.line);
-    if (generation_of(other) != generation_of(now))
+    if (d.at.file) snprintf(where, sizeof where, " (%s:%d)", short_name(d.at.file), d.at.line);
+    if (generation_of(other) != generation_of(d.now))
         snprintf(block_name, sizeof block_name, " of block %u",
                  (unsigned)(generation_of(other) & 0x1ffffu));
-    e->failure_pc = s.pc;
-    fail("race: thread %u %s %s memory at offset %zu, which thread %u%s %s%s", me()->index, does,
-         t.name, t.offset, thread_of(other), block_name, has, where);
+    e->failure_pc = d.at.pc;
+    fail("race: thread %u %s %s memory at offset %zu, which thread %u%s %s%s", d.by->index,
+         does[d.what], d.shared ? "shared" : "global", offset, thread_of(other), block_name, has, where);
     to_main();
+}
+
+static inline bool comes_before(access a, const deed &d)
+{
+    return ordered(a, d.now, d.by, d.shared);
 }
 
 static inline bool same_warp(access a, access b)
@@ -157,58 +190,75 @@ static inline bool same_warp(access a, access b)
     return a >> (COUNT_BITS + 6) == b >> (COUNT_BITS + 6);
 }
 
-static inline void remember_read(cell *c, access now, const fiber *f, bool shared)
+static inline void read_cell(cell *c, const deed &d, size_t offset)
 {
-    if (ordered(c->read, now, f, shared)) c->read = now;
-    else if (ordered(c->read2, now, f, shared)) c->read2 = now;
-    else if (same_warp(c->read, c->read2) && !same_warp(c->read, now)) c->read2 = now;
+    if (!comes_before(c->write, d))
+        report(d, offset, c->write, "has written; no barrier lies between");
+    if (d.what == READS_ONCE && c->write && generation_of(c->write) >> 17 == generation_of(d.now) >> 17)
+        report(d, offset, c->write, "has written: load16 is for what the grid does not write");
+    if (comes_before(c->read, d)) c->read = d.now;
+    else if (comes_before(c->read2, d)) c->read2 = d.now;
+    else if (same_warp(c->read, c->read2) && !same_warp(c->read, d.now)) c->read2 = d.now;
 }
 
-static inline void check_read(cell *c, access now, const fiber *f, const site &s, const target &t)
+static inline void write_cell(cell *c, const deed &d, size_t offset)
 {
-    if (!ordered(c->write, now, f, t.shared))
-        report(s, t, "reads", c->write, now, "has written; no barrier lies between");
-    remember_read(c, now, f, t.shared);
+    bool both_atomic = (c->write & d.now & ATOMIC) != 0;
+    if (!both_atomic && !comes_before(c->write, d))
+        report(d, offset, c->write, "has written; no barrier lies between");
+    if (!comes_before(c->read, d)) report(d, offset, c->read, "has read; no barrier lies between");
+    if (!comes_before(c->read2, d)) report(d, offset, c->read2, "has read; no barrier lies between");
+    *c = {d.now, 0, 0};
 }
 
-static inline void check_write(cell *c, access now, const fiber *f, const site &s, const target &t)
+static inline void touch_cell(cell *c, const deed &d, size_t offset)
 {
-    bool both_atomic = (c->write & now & ATOMIC) != 0;
-    if (!both_atomic && !ordered(c->write, now, f, t.shared))
-        report(s, t, "writes", c->write, now, "has written; no barrier lies between");
-    if (!ordered(c->read, now, f, t.shared))
-        report(s, t, "writes", c->read, now, "has read; no barrier lies between");
-    if (!ordered(c->read2, now, f, t.shared))
-        report(s, t, "writes", c->read2, now, "has read; no barrier lies between");
-    *c = {now, 0, 0};
+    if (d.what <= READS_ONCE) read_cell(c, d, offset);
+    else write_cell(c, d, offset);
 }
 
-static void check_flight(const site &s, size_t offset, const char *does)
+static void touch_split(cell *word, cell *bytes, const deed &d, size_t from, size_t to)
 {
-    unsigned other = shared_shadow->flight[offset];
-    if (!other) return;
-    engine *e = self;
-    char where[80] = "";
-    if (s.file) snprintf(where, sizeof where, " (%s:%d)", short_name(s.file), s.line);
-    e->failure_pc = s.pc;
-    fail("race: thread %u %s shared memory at offset %zu, into which a cp.async of thread %u is in "
-         "flight%s",
-         me()->index, does, offset, other - 1, where);
+    if (word->write != SPLIT) {
+        for (unsigned i = 0; i < 4; i++) bytes[i] = *word;
+        word->write = SPLIT;
+    }
+    for (size_t i = from; i < to; i++) touch_cell(&bytes[i % 4], d, i);
+    /* All bytes have the same past again. */
+    if (d.what >= WRITES && to - from == 4) *word = {d.now, 0, 0};
 }
 
-enum how { READS, WRITES, ATOMICALLY };
+static void touch(const shadow &m, const deed &d, size_t offset, size_t n)
+{
+    size_t end = offset + n;
+    for (size_t w = offset / 4; 4 * w < end; w++) {
+        size_t from = 4 * w < offset ? offset : 4 * w, to = 4 * w + 4 < end ? 4 * w + 4 : end;
+        cell *word = &m.words[w];
+        if (to - from == 4 && word->write != SPLIT) touch_cell(word, d, from);
+        else touch_split(word, m.bytes + 4 * w, d, from, to);
+    }
+}
+
+static void check_flight(const deed &d, size_t offset, size_t n)
+{
+    for (size_t w = offset / 4; 4 * w < offset + n; w++) {
+        if (!flight[w]) continue;
+        engine *e = self;
+        char where[80] = "";
+        if (d.at.file) snprintf(where, sizeof where, " (%s:%d)", short_name(d.at.file), d.at.line);
+        e->failure_pc = d.at.pc;
+        fail("race: thread %u %s shared memory at offset %zu, into which a cp.async of thread %u is in "
+             "flight%s",
+             d.by->index, d.what <= READS_ONCE ? "reads" : "writes", 4 * w, flight[w] - 1u, where);
+    }
+}
 
 static void shared_access(size_t offset, size_t n, how h, const site &s)
 {
-    fiber *f = me();
-    shadow *m = shared_shadow;
-    access now = make_access(m->generation, f, h == ATOMICALLY);
-    for (size_t i = offset; i < offset + n; i++) {
-        if (m->flight[i]) check_flight(s, i, h == READS ? "reads" : "writes");
-        target t = {"shared", i, true};
-        if (h == READS) check_read(&m->cells[i], now, f, s, t);
-        else check_write(&m->cells[i], now, f, s, t);
-    }
+    const fiber *f = me();
+    deed d = {h, make_access(shared_generation, f, h == ATOMICALLY), f, true, s};
+    check_flight(d, offset, n);
+    touch(shadow_of(shared_cells, MAX_SHARED), d, offset, n);
 }
 
 static uint64_t global_generation(const engine *e)
@@ -218,31 +268,26 @@ static uint64_t global_generation(const engine *e)
 
 /* The cells of an allocation, made when the first is wanted. Numbers of launches come again after 65,536:
  * until then everything must have been forgotten. */
-static cell *cells_of(allocation *a, const engine *e)
+static shadow global_shadow(allocation *a, const engine *e)
 {
-    size_t bytes = (a->bytes / 2 + 1) * sizeof(cell);
-    if (a->cells && a->cells_from == e->launch >> 16) return static_cast<cell *>(a->cells);
     if (!a->cells) {
-        void *p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) abort();
-        a->cells = p;
-    } else {
-        madvise(a->cells, bytes, MADV_DONTNEED);
+        a->cells = map_cells(a->bytes);
+    } else if (a->cells_from != e->launch >> 16) {
+        madvise(a->cells, cells_in(a->bytes) * sizeof(cell), MADV_DONTNEED);
     }
     a->cells_from = e->launch >> 16;
-    return static_cast<cell *>(a->cells);
+    return shadow_of(a->cells, a->bytes);
 }
 
 void race_forget(allocation *a)
 {
-    if (a->cells) munmap(a->cells, (a->bytes / 2 + 1) * sizeof(cell));
+    if (a->cells) munmap(a->cells, cells_in(a->bytes) * sizeof(cell));
 }
 
 static void global_access(const unsigned char *p, size_t n, how h, const site &s)
 {
     engine *e = self;
-    fiber *f = me();
+    const fiber *f = me();
     allocation *a = const_cast<allocation *>(allocation_of(p));
     if (!a || p < a->begin || n > a->bytes || (size_t)(p - a->begin) > a->bytes - n) {
         e->failure_pc = s.pc;
@@ -250,15 +295,8 @@ static void global_access(const unsigned char *p, size_t n, how h, const site &s
         fail("thread %u: access to global memory at offset %td of an allocation of %zu bytes", f->index,
              p - a->begin, a->bytes);
     }
-    if (h != READS && n == 1) return;
-    access now = make_access(global_generation(e), f, h == ATOMICALLY);
-    size_t first = (size_t)(p - a->begin);
-    cell *c = cells_of(a, e);
-    for (size_t i = first / 2; i <= (first + n - 1) / 2; i++) {
-        target t = {"global", 2 * i, false};
-        if (h == READS) check_read(&c[i], now, f, s, t);
-        else check_write(&c[i], now, f, s, t);
-    }
+    deed d = {h, make_access(global_generation(e), f, h == ATOMICALLY), f, false, s};
+    touch(global_shadow(a, e), d, (size_t)(p - a->begin), n);
 }
 
 static void access_at(const void *address, size_t n, how h, const site &s)
@@ -290,19 +328,9 @@ void race_atomic(const void *p, size_t n, const char *file, int line)
     access_at(p, n, ATOMICALLY, {nullptr, file, line});
 }
 
-void race_once(const void *address, size_t n, const char *file, int line)
+void race_once(const void *p, size_t n, const char *file, int line)
 {
-    race_read(address, n, file, line);
-    const unsigned char *p = static_cast<const unsigned char *>(address);
-    if (!in_arena(p)) return;
-    engine *e = self;
-    allocation *a = const_cast<allocation *>(allocation_of(p));
-    const cell *c = cells_of(a, e);
-    access now = make_access(global_generation(e), me(), false);
-    for (size_t i = (size_t)(p - a->begin) / 2; i < (size_t)(p - a->begin + n) / 2; i++)
-        if (c[i].write && generation_of(c[i].write) >> 17 == generation_of(now) >> 17)
-            report({nullptr, file, line}, {"global", 2 * i, false}, "reads by load16", c[i].write, now,
-                   "has written: load16 is for what the grid does not write");
+    access_at(p, n, READS_ONCE, {nullptr, file, line});
 }
 
 /* A cp.async is a write when it is issued, as to those who still use the old bytes, and another when
@@ -310,10 +338,10 @@ void race_once(const void *address, size_t n, const char *file, int line)
 void race_flight(const void *s, size_t n, bool begins, const char *file, int line)
 {
     size_t at = (size_t)(static_cast<const unsigned char *>(s) - self->shared);
-    if (!begins) memset(&shared_shadow->flight[at], 0, n * sizeof(uint16_t));
+    if (!begins) memset(&flight[at / 4], 0, n / 4 * sizeof *flight);
     shared_access(at, n, WRITES, {nullptr, file, line});
     if (!begins) return;
-    for (size_t i = 0; i < n; i++) shared_shadow->flight[at + i] = (uint16_t)(me()->index + 1);
+    for (size_t i = 0; i < n / 4; i++) flight[at / 4 + i] = (uint16_t)(me()->index + 1);
 }
 
 /* --- bank conflicts of plain accesses ---
@@ -398,7 +426,7 @@ static void seen(const void *p, size_t n, bool write, const void *pc)
     engine *e = self;
     if (!current || !e || current == &e->main) return;
     if (in_shared(e, p)) {
-        write_down(me(), pc, (size_t)(static_cast<const unsigned char *>(p) - e->shared), n);
+        if (e->options.banks) write_down(me(), pc, (size_t)(static_cast<const unsigned char *>(p) - e->shared), n);
     } else if (in_arena(p)) {
         if (write) e->stats.stored += n;
         else e->stats.loaded += n;

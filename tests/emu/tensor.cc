@@ -68,10 +68,10 @@ static void note_reads(warp *w, bool transposed, const char *file, int line)
 {
     lane_view *caller = current;
     for (unsigned i = 0; i < LANES; i++) {
-        const unsigned char *row = w->rows[i];
-        for (unsigned j = 0; j < 8; j++) {
+        unsigned step = transposed ? 1 : 2;
+        for (unsigned j = 0; j < 8; j += step) {
             current = &w->lanes[transposed ? 4 * j + i % 8 / 2 : 4 * (i % 8) + j / 2];
-            race_read(row + 2 * j, 2, file, line);
+            race_read(w->rows[i] + 2 * j, 2 * step, file, line);
         }
     }
     current = caller;

@@ -177,6 +177,30 @@ static void syncwarp_orders_a_warp(void **)
     always_a_race("no barrier lies between", [&](bool *wrong) { return run(PROBE_NO_BARRIER, wrong); });
 }
 
+static void bytes_have_their_own_past(void **)
+{
+    buffer<uint32_t> out(64);
+    auto run = [&](uint32_t mode, bool *wrong) {
+        out.clear();
+        const char *m = launch("probe_bytes", 1, 64, 64, nullptr, out.p, 0, mode);
+        *wrong = false;
+        for (uint32_t t = 0; t < 64 && !m; t++) {
+            uint32_t first = t / 4 * 4, half = t / 2 * 2;
+            uint32_t word = first | (first + 1) << 8 | (first + 2) << 16 | (first + 3) << 24;
+            if (out[t] != word + (3 * half | 3 * (half + 1) << 16)) *wrong = true;
+        }
+        return m;
+    };
+    every_way([&] {
+        bool wrong;
+        expect_ok(run(PROBE_RIGHT, &wrong));
+        assert_false(wrong);
+    });
+    always_a_race("no barrier lies between", [&](bool *w) { return run(PROBE_NO_BARRIER, w); });
+    if (emu_race_build())
+        always_a_race("global memory", [&](bool *w) { return run(PROBE_NO_SECOND_BARRIER, w); });
+}
+
 /* The end is exact to the byte, and a multiple of nothing. */
 static void shared_memory_ends_where_it_ends(void **)
 {
@@ -712,6 +736,9 @@ static void schedules_differ(void **)
 static void counters(void **)
 {
     buffer<uint32_t> out(32);
+    emu_options o = {};
+    o.banks = 1;
+    emu_set(&o);
     emu_stats_reset();
     buffer<float> in(256), result(256);
     in.clear();
@@ -793,6 +820,7 @@ int main(void)
         cmocka_unit_test(barriers_order_shared_memory),
         cmocka_unit_test(a_missing_barrier_is_found),
         cmocka_unit_test(syncwarp_orders_a_warp),
+        cmocka_unit_test(bytes_have_their_own_past),
         cmocka_unit_test(shared_memory_ends_where_it_ends),
         cmocka_unit_test(shared_memory_is_nan_before_each_block),
         cmocka_unit_test(global_memory_ends_where_it_ends),

@@ -74,7 +74,7 @@ static meeting *find_meeting(warp *w, uint32_t mask, const place &here)
 static void complete(warp *w, meeting *m)
 {
     engine *e = self;
-    if (e->race) race_meet(w, m->mask);
+    if (e->options.banks) race_meet(w, m->mask);
     if (++e->collectives > e->options.collective_limit)
         fail("%s, %s:%d: the block has done %llu collectives and not ended", m->where.what,
              short_name(m->where.file), m->where.line, (unsigned long long)e->collectives);
@@ -187,7 +187,7 @@ bool thread_left(engine *e, fiber *f)
     w->ready &= ~(1u << f->lane);
     if (!w->ready) e->ready &= ~(1u << w->index);
     e->live--;
-    if (e->race && !w->present) race_meet(w, ALL);
+    if (e->options.banks && !w->present) race_meet(w, ALL);
     for (unsigned i = 0; i < w->n_meetings; i++)
         if (w->meetings[i].mask >> f->lane & 1) {
             const place &p = w->meetings[i].where;
