@@ -46,7 +46,7 @@ C_MUST := -std=c11 -ffp-contract=off -fvisibility=hidden -fPIC -pthread
 INC := -I. -Iinclude -Ilib
 ALL_CFLAGS = $(C_OPT) $(WARN) $(CPPFLAGS) $(CFLAGS) $(SAN) $(C_MUST) $(INC)
 ALL_LDFLAGS = $(LDFLAGS) $(SAN) -pthread
-ALL_LDLIBS = $(LDLIBS) -lm
+ALL_LDLIBS = $(LDLIBS) -lm -ldl
 
 # Instruction-set levels: each file of lib/cpu/level is compiled once for each, with these flags.
 # No other file may be: code of a higher level must not leak into what runs before the choice.
@@ -249,13 +249,13 @@ $B/emu/race/%.o: %.cu | need-cxx
 	$(COMPILE_CXX) -x c++ $<
 
 EMU_LINK = @mkdir -p $(@D) && echo "  LD  $@" && $(CXX) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(SUPPORT) $(STATIC) \
-    $(CMOCKA) $(ALL_LDLIBS) -ldl
+    $(CMOCKA) $(ALL_LDLIBS)
 $(EMU_TESTS): %: %.o $(EMU_OBJ) $(EMU_CU) $(SUPPORT) $(STATIC)
 	$(EMU_LINK)
 $(EMU_RACE_TESTS): $B/tests/emu/race/%: $B/tests/emu/%.o $(EMU_OBJ) $(EMU_CU_RACE) $(SUPPORT) $(STATIC)
 	$(EMU_LINK)
 $(EMU_COMMAND): $(EMU_MAIN_SRC:%.cc=$B/%.o) $(SRC_OBJ) $(EMU_OBJ) $(EMU_CU) $(STATIC)
-	@echo "  LD  $@" && $(CXX) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC) $(ALL_LDLIBS) -ldl
+	@echo "  LD  $@" && $(CXX) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC) $(ALL_LDLIBS)
 endif
 
 .PHONY: need-cxx
@@ -377,7 +377,7 @@ install: $(SHARED) $(STATIC) $(TOOL) ## into PREFIX (/usr/local), LIBDIR, INCLUD
 	ln -sf libkvpage.so.$(VERSION) '$(DESTDIR)$(LIBDIR)/libkvpage.so.$(SOVERSION)'
 	ln -sf libkvpage.so.$(VERSION) '$(DESTDIR)$(LIBDIR)/libkvpage.so'
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-	    -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' kvpage.pc.in >'$(DESTDIR)$(LIBDIR)/pkgconfig/kvpage.pc'
+	    -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' -e 's|@CUDA@|$(CUDA)|' kvpage.pc.in >'$(DESTDIR)$(LIBDIR)/pkgconfig/kvpage.pc'
 	$(if $(TOOL),install -m 755 $(TOOL) '$(DESTDIR)$(BINDIR)/kvpage')
 
 # Folders that are empty afterwards go too, unless they are the system's own.

@@ -38,6 +38,7 @@ step header-docs sh "$here/header-docs.sh"
 step check-includes sh "$here/check-includes.sh"
 step forbidden sh "$here/forbidden.sh" "$build/libkvpage.a"
 step cases sh "$here/cases.sh"
+step ptx-lint sh -c "command -v python3 >/dev/null || exit 77; exec python3 \"$here/ptx-lint.py\""
 step symbols sh "$here/symbols.sh" "$build/libkvpage.so"
 step fuzz-seeds sh "$here/../fuzz/seeds.sh" ${FUZZ:-}
 step install sh "$here/install-test.sh"
