@@ -774,14 +774,14 @@ typedef struct kvp_batch_options {
                                   thousandths; 0: 500; KVP_PREFILL_SHARE_NONE: decode first */
     int32_t threads;           /* of a team of its own; 0: one per core; KVP_THREADS_INLINE. A GPU
                                   computes by itself: there is no team then, whatever stands here */
-    kvp_team *team;            /* kept alive by the batch, not used on a GPU; NULL: as `threads` says */
+    kvp_team *team;            /* kept alive by the batch; NULL: as `threads` says. GPU: not used */
     uint64_t inline_budget_ns; /* of one inline kvp_step; 0: 2 ms */
     uint32_t chunk_tokens;     /* of one prompt in one step; 0: 256, and less deep in a prompt while
                                   others generate, so that steps take about equally long */
     uint32_t pad0;
     void *stream;              /* the host's CUDA stream, of the pool's device, on which all work of
                                   the batch is put; borrowed until the batch is destroyed. NULL: one
-                                  of the batch's own (not for an own model). On the CPU: NULL */
+                                  of the batch's own. On the CPU: NULL */
 } kvp_batch_options;
 KVP_API void kvp_batch_options_init(kvp_batch_options *out, size_t size);
 #define KVP_WATERMARK_NONE 0xffffffffu
@@ -1000,9 +1000,15 @@ KVP_API void kvp_attention_args_init(kvp_attention_args *out, size_t size);
 
 /* Stores K and V of the view's rows and attends, for one layer; each layer once per view, in any
  * order. On the CPU the result is there on return; on CUDA the work is put on the batch's stream,
- * and may be captured in a graph that the host replays within the same view. Errors: STATE (none
- * planned, or the layer was done), INVALID_ARG, UNSUPPORTED (a type the device does not take),
- * DEVICE_LOST (the batch has failed). Thread: domain. Blocking: on the CPU (computes). Since: 0.1. */
+ * so the arrays are borrowed until the stream has got there; without a stream the call waits.
+ *
+ * On CUDA the host may capture the call in a graph of its own, in a step in which every sequence
+ * has one row. Launched in a later step of that kind the graph takes the place of the call, while there
+ * are no more rows than in the captured step, rounded up to a power of two. kvp_commit counts a
+ * layer that was captured once as done; the launches are the host's to see to.
+ * Errors: STATE (none planned, or the layer was done), INVALID_ARG, UNSUPPORTED (a type the device
+ * does not take; captured in another kind of step), DEVICE_LOST (the batch has failed).
+ * Thread: domain. Blocking: on the CPU (computes), and without a stream. Since: 0.1. */
 KVP_API kvp_status kvp_attention(kvp_batch *batch, uint32_t layer, const kvp_attention_args *args);
 
 /* Ends the planned step: its KV counts. `tokens` holds one id per output row (-1: none, the

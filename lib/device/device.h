@@ -158,9 +158,10 @@ typedef struct kvp__device {
 
     /* Own-model: a planned step begins, with its copies; then one layer's attention. Both use the
      * team if there is one, and on the CPU the result is there on return; an asynchronous device
-     * puts them on the stream. `work` is looked at during these calls alone, and a graph that the
-     * host captures while it calls attend may be replayed until the next begin. Nothing has changed
-     * after INVALID_ARG or UNSUPPORTED. */
+     * puts them on the stream, or waits for them if the host gave none. `work` is looked at during
+     * these calls alone. KVP_PLANNED from attend: the host records its stream in a graph; the layer
+     * is attended whenever it is launched, in this step and later ones. Nothing has changed after
+     * INVALID_ARG or UNSUPPORTED. */
     kvp_status (*begin)(kvp__runner *r, const kvp__work *work, kvp_error *err);
     kvp_status (*attend)(kvp__runner *r, const kvp__work *work, const kvp__attend *a,
                          kvp_error *err);

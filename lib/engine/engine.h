@@ -124,6 +124,9 @@ typedef struct kvp__pending {
     kvp_error error;
 } kvp__pending;
 
+#define KVP__LAYER_DONE 1u      /* attended in the planned step */
+#define KVP__LAYER_RECORDED 2u  /* in a graph of the host's, which may launch it in any step */
+
 typedef enum kvp__flight {
     KVP__FLIGHT_NONE,
     KVP__FLIGHT_DEVICE,  /* launched */
@@ -163,7 +166,7 @@ struct kvp__loop {
     kvp_seq **view_handles;      /* [max_sequences] */
     uint64_t *view_tags;         /* [max_sequences] */
     uint32_t *view_lengths;      /* [max_sequences] */
-    uint8_t *layers_done;        /* [n_layers], own model only */
+    uint8_t *layers_done;        /* [n_layers], own model only: KVP__LAYER_... */
     uint64_t launched_ns;
 
     char *piece;                 /* a token's bytes, and behind them what a stream lets go */

@@ -167,10 +167,6 @@ static kvp_status take_runner(kvp__loop *l, const kvp_batch_options *o, kvp_erro
     if (o->stream && !c->device->asynchronous)
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "stream: device \"%s\" has none",
                          c->device->name);
-    if (!o->stream && c->device->asynchronous && c->model->own_model)
-        return kvp__fail(err, KVP_ERR_INVALID_ARG,
-                         "stream: NULL, and with a model of one's own nothing else tells when "
-                         "attention on device \"%s\" is over", c->device->name);
     uint64_t positions = (uint64_t)c->pool.n_blocks * c->pool.block_tokens;
     const kvp__model *m = &c->model->model;
     if (m->geometry.context) positions = kvp__min64(positions, m->geometry.context);

@@ -101,15 +101,15 @@ kvp_status kvp__own_attention(kvp__loop *l, uint32_t layer, const kvp_attention_
     if (layer >= g->n_layers)
         return kvp__fail(err, KVP_ERR_INVALID_ARG, "layer: %u of %u", (unsigned)layer,
                          (unsigned)g->n_layers);
-    if (l->layers_done[layer])
+    if (l->layers_done[layer] & KVP__LAYER_DONE)
         return kvp__fail(err, KVP_ERR_STATE, "layer %u was done in this step", (unsigned)layer);
     kvp__attend attend;
     s = translate(&attend, &g->groups[g->layer_group[layer]], layer, a, err);
     if (s != KVP_OK) return s;
     s = l->cache->device->attend(l->runner, &l->work, &attend, err);
     if (s == KVP_ERR_DEVICE_LOST) kvp__loop_fail(l, s, "the device stopped working", NULL);
-    if (s != KVP_OK) return s;
-    l->layers_done[layer] = 1;
+    if (s < 0) return s;
+    l->layers_done[layer] |= KVP__LAYER_DONE | (s == KVP_PLANNED ? KVP__LAYER_RECORDED : 0);
     return KVP_OK;
 }
 

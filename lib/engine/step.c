@@ -311,7 +311,8 @@ static kvp_status make_ready(kvp__loop *l, kvp_error *err)
     if (l->cache->model->own_model) {
         s = d->begin(l->runner, &l->work, err);
         if (s != KVP_OK) return s;
-        memset(l->layers_done, 0, l->cache->model->model.geometry.n_layers);
+        for (uint32_t i = 0; i < l->cache->model->model.geometry.n_layers; i++)
+            l->layers_done[i] &= KVP__LAYER_RECORDED;
         l->flight = KVP__FLIGHT_HOST;
         return KVP_OK;
     }

@@ -213,7 +213,7 @@ static kvp_status attend(kvp__runner *runner, const kvp__work *work, const kvp__
     REFUSE(FAKE_ATTEND, err);
     kvp_status s = cpu->attend(fake_of(runner)->inner, work, a, err);
     if (s == KVP_OK) note(&record.attended, 1);
-    return s;
+    return s == KVP_OK && fake.records ? KVP_PLANNED : s;
 }
 
 /* --- objects: the CPU's --- */

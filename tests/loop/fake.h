@@ -29,6 +29,7 @@ typedef struct fake_behaviour {
     kvp_status refusal;
     bool chooses;         /* plain samplers: by itself */
     bool broken;          /* says that every token it chooses has broken logits */
+    bool records;         /* attention goes into a graph of the host's */
     uint32_t delay_us;    /* before a step is over */
 } fake_behaviour;
 
