@@ -1,12 +1,13 @@
 /*
  * A step's attention cut into items for the card: see plan.h.
  *
- * In the order in which it happens: sequences with a common beginning are found and it is decided which share
- * it; units of rows are made, the row list with them; units are cut into pieces; slots are given to pieces
- * whose results have to be merged; items and merges are written.
+ * In the order in which it happens: sequences with a common beginning are found and it is decided
+ * which share it; units of rows are made, the row list with them; units are cut into pieces; slots
+ * are given to pieces whose results have to be merged; items and merges are written.
  *
- * Costs are counted in tiles of 64 keys. On the card that this was thought out for, a tile of 16 rows (a
- * load from memory) and one of 128 rows (a product) take about as long, so rows do not count.
+ * Costs are counted in tiles of 64 keys. On the card that this was thought out for, a tile of 16
+ * rows (a load from memory) and one of 128 rows (a product) take about as long, so rows do not
+ * count.
  */
 #include "cuda/plan.h"
 
@@ -16,7 +17,7 @@
 #define CHARGE 4u            /* for an item being begun and ended */
 #define LEAST_PIECE 2u       /* of a unit of one token; shorter is not worth a merge */
 #define LEAST_LONG_PIECE 8u  /* of more tokens, whose results are longer */
-#define MEMBER_ROWS 64u      /* of a sequence that takes part in sharing: beyond, loads are shared anyhow */
+#define MEMBER_ROWS 64u      /* of a sequence that shares; beyond, its rows share loads anyhow */
 #define NOBODY 0xffffffffu
 #define NO_SLOT 0xffffffffu
 #define NO_UNIT 0xffffffffu
@@ -43,13 +44,17 @@ static uint32_t unit_tokens(const kvp__cuda_plan *p, uint32_t tile)
 }
 
 /* Keys of a shared piece: whole blocks. */
-static uint32_t piece_keys(const kvp__cuda_plan *p) { return larger(KVP__PLAN_KEYS, p->block_tokens); }
+static uint32_t piece_keys(const kvp__cuda_plan *p)
+{
+    return larger(KVP__PLAN_KEYS, p->block_tokens);
+}
 
 typedef struct bounds {
     uint64_t units, pieces, items, merges, slots, depths;
 } bounds;
 
-/* What the largest step can come to. Cuts add a piece, and two or fewer units' worth of slots each. */
+/* What the largest step can come to. A cut adds a piece, and slots for a unit's tokens once or
+ * twice. */
 static void find_bounds(kvp__cuda_plan *p, const kvp__cuda_limits *l, bounds *b)
 {
     uint64_t rows = l->max_rows, seqs = l->max_seqs;
@@ -120,8 +125,8 @@ static kvp_status check(const kvp_layer_group *g, uint32_t group, const kvp__cud
                          "%u KV heads with keys of %u and no values of their own", group,
                          g->kv_heads, g->key_dim);
     if (l->max_rows == 0 || l->max_seqs == 0 || l->split % KVP__PLAN_KEYS)
-        return kvp__fail(err, KVP_ERR_INVALID_ARG, "attention for %u rows of %u sequences, cut at %u "
-                         "keys", l->max_rows, l->max_seqs, l->split);
+        return kvp__fail(err, KVP_ERR_INVALID_ARG, "attention for %u rows of %u sequences, cut at "
+                         "%u keys", l->max_rows, l->max_seqs, l->split);
     if (l->max_positions > 1u << 31 || l->max_seqs > 1u << 30 || l->max_rows > 1u << 30)
         return kvp__fail(err, KVP_ERR_TOO_LARGE, "%u rows of %u sequences over %u positions are "
                          "beyond what the CUDA device counts", l->max_rows, l->max_seqs,
@@ -249,21 +254,22 @@ static uint32_t best_depth(kvp__cuda_plan *p, const kvp__work *work, uint32_t fi
     return best;
 }
 
-/* Who shares what: the members' rows, and the range of keys, read through the table of the member that sees
- * furthest back, which has all of its blocks. */
+/* Who shares what: the members' rows, as far as there are slots, and the range of keys, read
+ * through the table of the member that sees furthest back, which has all of its blocks. */
 typedef struct sharing {
     uint32_t members, tokens, most_rows, begin, end, seq;
 } sharing;
 
 static sharing gather_members(kvp__cuda_plan *p, const kvp__work *work, uint32_t first)
 {
-    uint32_t depth = best_depth(p, work, first);
+    uint32_t depth = best_depth(p, work, first), room = p->max_chain_tokens - p->chain_tokens;
     sharing s = {.end = depth * piece_keys(p), .begin = NOBODY};
     for (uint32_t i = first; i != NOBODY; i = p->chains[i].next) {
         const kvp__work_seq *q = &work->seqs[i];
         uint32_t begin = first_key(p, q->first_pos);
         p->chains[i].member = depth && p->chains[i].common >= depth &&
-                              first_key(p, last_position(q)) < s.end;
+                              first_key(p, last_position(q)) < s.end &&
+                              q->n_rows <= room - s.tokens;
         if (!p->chains[i].member) continue;
         s.members++;
         s.tokens += q->n_rows;
@@ -278,7 +284,7 @@ static sharing gather_members(kvp__cuda_plan *p, const kvp__work *work, uint32_t
 /* Whether fewer loads make up for more items and merges. */
 static bool pays(const kvp__cuda_plan *p, const sharing *s)
 {
-    if (s->members < 2 || s->tokens > p->max_chain_tokens - p->chain_tokens) return false;
+    if (s->members < 2) return false;
     uint32_t tile = tile_for(p, (uint64_t)s->tokens * p->heads);
     uint64_t units = ceil_div(s->tokens, unit_tokens(p, tile));
     uint64_t depth = ceil_div(s->end, KVP__PLAN_KEYS) - s->begin / KVP__PLAN_KEYS;
@@ -327,7 +333,7 @@ static void add_own(kvp__cuda_plan *p, const kvp__work *work, uint32_t seq, uint
     uint32_t tile = tile_for(p, (uint64_t)s->n_rows * p->heads);
     if (tile > p->small) tile = large;
     uint32_t each = unit_tokens(p, tile);
-    kvp__unit u = {.seq = seq, .behind = behind,
+    kvp__unit u = {.seq = seq, .few = s->n_rows <= unit_tokens(p, p->small), .behind = behind,
                    .behind_token = behind == NO_UNIT ? 0 : p->units[behind].first_token};
     for (uint32_t done = 0; done < s->n_rows; done += each) {
         u.first_token = token + done;
@@ -345,7 +351,7 @@ static uint32_t list_rows(kvp__cuda_plan *p, const kvp__work_seq *s)
     return token;
 }
 
-/* The units of a chain whose sharing was found to pay: those of the prefix, then the members' own. */
+/* The units of a chain whose sharing pays: those of the prefix, then the members' own. */
 static void add_chain(kvp__cuda_plan *p, const kvp__work *work, uint32_t first, uint32_t large)
 {
     uint32_t end = p->chains[first].depth * piece_keys(p), token = p->n_rows, begin = NOBODY;
@@ -474,7 +480,7 @@ static void cut_by_length(kvp__cuda_plan *p, uint32_t unit)
 {
     const kvp__unit *u = &p->units[unit];
     uint32_t at = first_tile(u), end = end_tile(u), length = p->split / KVP__PLAN_KEYS;
-    while (u->tile == p->small && at / length < (end - 1) / length) {
+    while (u->few && at / length < (end - 1) / length) {
         uint32_t to = (at / length + 1) * length;
         add_piece(p, unit, at, to);
         at = to;
@@ -556,7 +562,8 @@ static void list_slots(kvp__cuda_plan *p, const kvp__unit *u, uint32_t token, ui
         p->slots[(*n)++] = u->slot + i * u->n_tokens + (token - u->first_token);
 }
 
-/* The shared unit that a token behind a shared prefix is in: they are of equal length, but the last. */
+/* The shared unit that a token behind a shared prefix is in: they are of equal length, but the
+ * last. */
 static const kvp__unit *shared_unit(const kvp__cuda_plan *p, const kvp__unit *u, uint32_t token)
 {
     const kvp__unit *first = &p->units[u->behind];

@@ -1,43 +1,46 @@
 /*
- * A step's attention cut into items for the card: how rows x keys of one layer group are shared out. One plan
- * serves all layers of its group. Pure arithmetic: nothing of the driver, no allocation but at creation.
+ * A step's attention cut into items for the card: how rows x keys of one layer group are shared
+ * out. One plan serves all layers of its group. Pure arithmetic: nothing of the driver, no
+ * allocation but at creation.
  *
  *     place    how many bytes the largest step needs, for given limits
  *     use      in this memory
  *     make     a step's lists; then counts, into the head of the upload, and the launches:
  *
- *     for each tile t with n_items[t] > 0:  kvp__launch_attention(p->d, t, n_items[t], p->kv_heads) of
+ *     for each tile t with n_items[t] > 0:
+ *         kvp__launch_attention(p->d, t, n_items[t], p->kv_heads) of
  *         kvp__cuda_plan_kernel(p, t, name);  args.tile = t
  *         (p->d 0: kvp__launch_attention_any; the kernel's name says so too)
  *     if n_merges > 0:  kvp__launch_merge(n_merges, p->query_heads)
  *
- * A launch that is recorded takes most_items[t] and max_merges instead, or any numbers in between: what
- * is surplus leaves at once (but each such block costs a slot on the card for about a microsecond, so
- * record for limits that are near). Tiles are at most two in any step: one for sequences with few rows,
- * one for all others and for shared prefixes. Which they are depends on the step, so a recorded step is one of
- * a given set of tiles: `tiles` is that set as bits.
+ * A launch that is recorded takes most_items[t] and max_merges instead, or any numbers in between:
+ * what is surplus leaves at once (but each such block costs a slot on the card for about a
+ * microsecond, so record for limits that are near). Tiles are at most two in any step: one for
+ * sequences with few rows, one for all others and for shared prefixes. Which they are depends on
+ * the step, so a recorded step is one of a given set of tiles: `tiles` is that set as bits.
  *
- * A plan's arrays lie in `upload` at rows_at, items_at, merges_at and slots_at, as the kernels take them: copy
- * upload_bytes (or the four parts, as far as they are filled) to the card and point kvp__attention_args and
- * kvp__merge_args there. The workspace for parts, which groups and layers share: part_out of
- * max_slots * query_heads * value_dim floats, part_lse of max_slots * query_heads.
+ * A plan's arrays lie in `upload` at rows_at, items_at, merges_at and slots_at, as the kernels take
+ * them: copy upload_bytes (or the four parts, as far as they are filled) to the card and point
+ * kvp__attention_args and kvp__merge_args there. The workspace for parts, which groups and layers
+ * share: part_out of max_slots * query_heads * value_dim floats, part_lse of max_slots *
+ * query_heads.
  *
  * How a step is cut:
  *
  * - Rows of a sequence form units of whole tokens that fill a tile of 16, 32, 64 or 128 rows.
  * - Sequences with few rows whose tables begin with the same blocks attend together to what they
- *   share, in whole pieces of 64 keys, and apart to the rest (a cascade), where that saves more loads
- *   than the merge costs.
- * - The units of a tile in a row, each with a fixed charge for being begun, are shared out into as many
- *   parts of equal cost as blocks run at a time (two per multiprocessor, over the KV heads); where a part ends
- *   inside a unit, the unit is cut there, at a multiple of 64 keys. So there are never more items than units
- *   + parts - 1 of a tile, and the workspace has a bound. Units of several tokens, whose parts cost more,
- *   are cut only if they are longer than a part.
+ *   share, in whole pieces of 64 keys, and apart to the rest (a cascade), where that saves more
+ *   loads than the merge costs.
+ * - The units of a tile in a row, each with a fixed charge for being begun, are shared out into as
+ *   many parts of equal cost as blocks run at a time (two per multiprocessor, over the KV heads);
+ *   where a part ends inside a unit, the unit is cut there, at a multiple of 64 keys. So there are
+ *   never more items than units + parts - 1 of a tile, and the workspace has a bound. Units of
+ *   several tokens, whose parts cost more, are cut only if they are longer than a part.
  * - Items are listed from long to short, so that the last to run are short.
  *
  * With limits.split, units of few rows are cut at multiples of that many keys instead, and no
- * others, nothing is shared, and larger tiles are the largest: then the bits of a row's result do not depend on what
- * else is in the step.
+ * others, nothing is shared, and larger tiles are the largest: then the bits of a row's result do
+ * not depend on what else is in the step.
  *
  * Everything is a function of the step and the limits alone.
  */
@@ -68,6 +71,7 @@ typedef struct kvp__unit {
     uint32_t tile, row_tiles;       /* row_tiles: more than 1 only if a token's heads need it */
     uint32_t n_pieces, slot;        /* slot: of the first piece; NO_SLOT: none needed so far */
     uint32_t shared;                /* 1: of several sequences */
+    uint32_t few;                   /* 1: all rows of a sequence, and small */
     uint32_t behind;                /* first unit of the shared prefix before it; NO_UNIT */
     uint32_t behind_token;          /* and that unit's first token */
 } kvp__unit;
@@ -119,8 +123,8 @@ typedef struct kvp__cuda_plan {
     uint32_t n_units, n_pieces, chain_tokens;
 } kvp__cuda_plan;
 
-/* Bounds and bytes. `layout` gives the size of blocks and the formats. UNSUPPORTED if the group's shape
- * is not for this device (no KV heads, MLA); TOO_LARGE if numbers do not fit. */
+/* Bounds and bytes. `layout` gives the size of blocks and the formats. UNSUPPORTED if the group's
+ * shape is not for this device (no KV heads, MLA); TOO_LARGE if numbers do not fit. */
 kvp_status kvp__cuda_plan_place(kvp__cuda_plan *p, const kvp_layer_group *g, uint32_t group,
                                 const kvp__layout *layout, const kvp__cuda_limits *l,
                                 kvp_error *err);

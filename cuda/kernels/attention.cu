@@ -1,30 +1,32 @@
 /*
- * Attention over blocks of KV on tensor cores: a tile of rows x a range of keys x a KV head per block
- * of threads, after a work list (see args.h). The same code serves decoding, chunks of prompts, shared
- * prefixes and all of them mixed.
+ * Attention over blocks of KV on tensor cores: a tile of rows x a range of keys x a KV head per
+ * block of threads, after a work list (see args.h). The same code serves decoding, chunks of
+ * prompts, shared prefixes and all of them mixed.
  *
- * Algorithm: flash attention. Tiles of 64 keys (32 for heads above 128) go through a ring of stages in
- * shared memory; for each, S = Q K^T, the mask where a limit of some row lies inside, an online
- * softmax to base 2 in float, and O += P V with P in the type of the cache. Tiles of 16 and 32 rows,
- * where loading is what counts, lay their warps along the keys too, each with its own maximum and sum, and
- * add up at the end; tiles of 64 and 128 rows lay them along the rows alone, 16 or 32 rows a warp.
+ * Algorithm: flash attention. Tiles of 64 keys (32 for heads above 128) go through a ring of stages
+ * in shared memory; for each, S = Q K^T, the mask where a limit of some row lies inside, an online
+ * softmax to base 2 in float, and O += P V with P in the type of the cache. Tiles of 16 and 32
+ * rows, where loading is what counts, lay their warps along the keys too, each with its own maximum
+ * and sum, and add up at the end; tiles of 64 and 128 rows lay them along the rows alone, 16 or 32
+ * rows a warp.
  *
- * Keys are found through a list of 64-bit places in shared memory, one per key, which one thread per
- * key looks up a round before it is needed: one division into block and offset per key instead of one
- * per 16 bytes, and no wait for the table. A place behind the item's keys is nowhere: its 16-byte
- * pieces are zeros and nothing is read, neither of another sequence's block nor behind the pool.
+ * Keys are found through a list of 64-bit places in shared memory, one per key, which one thread
+ * per key looks up a round before it is needed: one division into block and offset per key instead
+ * of one per 16 bytes, and no wait for the table. A place behind the item's keys is nowhere: its
+ * 16-byte pieces are zeros and nothing is read, neither of another sequence's block nor behind the
+ * pool.
  *
- * Bytes and operations, a head size d, g query heads a KV head: an item reads 4 d bytes per key once (K and
- * V), whatever its rows are; 4 d operations per row and key on tensor cores, 1 ex2 and about 8 others.
- * Decoding 16-bit KV is thus bound by memory at g operations a byte; a tile of 128 rows at d 128 does
- * 4 M operations on 32 KB.
+ * Bytes and operations, a head size d, g query heads a KV head: an item reads 4 d bytes per key
+ * once (K and V), whatever its rows are; 4 d operations per row and key on tensor cores, 1 ex2 and
+ * about 8 others. Decoding 16-bit KV is thus bound by memory at g operations a byte; a tile of 128
+ * rows at d 128 does 4 M operations on 32 KB.
  *
- * Shared memory (launch.h) is swizzled: the 16-byte pieces of a row are exchanged by the row's number
- * modulo 8, so that the 8 rows of a matrix that ldmatrix takes lie in different banks. Rows of 96
- * elements are 12 pieces: there pairs of rows differ by half of the banks anyhow, and the rest is
- * done inside groups of 4 pieces.
+ * Shared memory (launch.h) is swizzled: the 16-byte pieces of a row are exchanged by the row's
+ * number modulo 8, so that the 8 rows of a matrix that ldmatrix takes lie in different banks. Rows
+ * of 96 elements are 12 pieces: there pairs of rows differ by half of the banks anyhow, and the
+ * rest is done inside groups of 4 pieces.
  *
-REGISTERS
+ * REGISTERS
  */
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/launch.h"
@@ -67,8 +69,8 @@ template <uint32_t D, uint32_t T> struct tile {
                   "every thread copies as much");
 };
 
-/* What a block works on. Threads keep what they need in the loop over keys; the rest waits in shared
- * memory, as do the rows' limits, since registers are short in tiles of 128 rows. */
+/* What a block works on. Threads keep what they need in the loop over keys; the rest waits in
+ * shared memory, as do the rows' limits, since registers are short in tiles of 128 rows. */
 struct job {
     kvp__cuda_item item;
     uint32_t kv_head, group; /* group: query heads of a KV head */
@@ -121,8 +123,9 @@ template <uint32_t D> KVP_DEV uint32_t swizzled(uint32_t row, uint32_t piece)
     return row * (D * 2) + ((piece ^ turn) << 4);
 }
 
-/* The same for pieces 2 c and 2 c + 1: `at` is swizzled(row, 0 or 1), a lane's own, and c is known when
- * this is compiled. Pieces are exchanged among 8 (4 in rows of 96) alone, so the rest is a constant. */
+/* The same for pieces 2 c and 2 c + 1: `at` is swizzled(row, 0 or 1), a lane's own, and c is known
+ * when this is compiled. Pieces are exchanged among 8 (4 in rows of 96) alone, so the rest is a
+ * constant. */
 template <uint32_t D> KVP_DEV uint32_t pair_of_pieces(uint32_t at, uint32_t c)
 {
     constexpr uint32_t PAIRS = D == 96 ? 2 : 4;
@@ -234,7 +237,8 @@ template <uint32_t D, class S> KVP_DEV void begin_rows(warp_rows<D, S> &w)
     }
 }
 
-template <bool BF16> KVP_DEV void mma(float (&c)[4], const uint32_t (&x)[4], uint32_t b0, uint32_t b1)
+template <bool BF16>
+KVP_DEV void mma(float (&c)[4], const uint32_t (&x)[4], uint32_t b0, uint32_t b1)
 {
     if (BF16)
         mma_bf16(c, x, b0, b1);
@@ -407,7 +411,8 @@ KVP_DEV void attend_tile(const kvp__attention_args &a, warp_rows<D, S> &w, const
     float s[S::MMAS][S::WARP_KEYS / 8][4];
     multiply_keys<BF16, D, S>(w, q, stage, s);
     if (a.softcap != 0) cap_scores<S>(a, s);
-    if (key < all.max_lo || key + S::WARP_KEYS > all.min_hi) mask_scores<S>(limits + w.first, key, s);
+    if (key < all.max_lo || key + S::WARP_KEYS > all.min_hi)
+        mask_scores<S>(limits + w.first, key, s);
     soften<D, S>(w, a.softcap != 0 ? 1.0f : a.scale * LOG2E, s);
     add_values<BF16, D, S>(w, stage + S::STAGE_BYTES / 2, s);
 }

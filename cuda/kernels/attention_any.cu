@@ -1,12 +1,12 @@
 /*
  * Attention without tensor cores, for every shape: any head sizes, K and V of different sizes and
- * types, floats too. The same items as attention.cu, so that it can also be run in its place, as the
- * truth on a card.
+ * types, floats too. The same items as attention.cu, so that it can also be run in its place, as
+ * the truth on a card.
  *
  * Algorithm: a warp a row of the tile. For 32 keys at a time, each lane multiplies one key with the
- * query in float, the warp finds the maximum and sums of an online softmax to base 2, and then each lane
- * adds up its elements of the values, key after key. Query, sums and the 32 weights lie in shared memory,
- * each warp's own, so there are no barriers of the block.
+ * query in float, the warp finds the maximum and sums of an online softmax to base 2, and then each
+ * lane adds up its elements of the values, key after key. Query, sums and the 32 weights lie in
+ * shared memory, each warp's own, so there are no barriers of the block.
  *
  * Bytes and operations: every row reads its keys and values anew, 2 to 4 bytes an element, and does
  * 4 d operations a key: made to be simple. Keys are read a row a lane, which a card's caches bear.

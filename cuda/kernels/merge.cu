@@ -1,18 +1,18 @@
 /*
  * The parts of rows whose keys were attended to by several items become one result.
  *
- * Algorithm: a warp a (row, query head). A part is a normalised output and the logarithm to base 2 of
- * its sum of exponentials (LSE); with M the largest of those, part i has the weight 2^(lse[i] - M), and
- * the sink one of its own, whose value is zero. The order of a row's parts is the list's, so the result
- * does not depend on which of them was ready first. A row without parts, or with parts that saw
- * nothing, is 0, its LSE minus infinity. One part is copied: its weight is 1.
+ * Algorithm: a warp a (row, query head). A part is a normalised output and the logarithm to base 2
+ * of its sum of exponentials (LSE); with M the largest of those, part i has the weight 2^(lse[i] -
+ * M), and the sink one of its own, whose value is zero. The order of a row's parts is the list's,
+ * so the result does not depend on which of them was ready first. A row without parts, or with
+ * parts that saw nothing, is 0, its LSE minus infinity. One part is copied: its weight is 1.
  *
  * Parts are taken 32 at a time, one a lane, whose weights then go round; a lane adds up four
  * neighbouring elements, so that a head of 128 is one load of each part, and loads do not wait for
  * one another.
  *
- * Bytes and operations: a part's value_dim floats are read once; its slot and LSE twice. 2 operations an
- * element, 2 ex2 a part.
+ * Bytes and operations: a part's value_dim floats are read once; its slot and LSE twice. 2
+ * operations an element, 2 ex2 a part.
  */
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/launch.h"
@@ -27,8 +27,8 @@ KVP_DEV float minus_infinity() { return -INFINITY; }
 KVP_DEV uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 KVP_DEV float larger(float a, float b) { return a > b ? a : b; }
 
-/* A warp's row and head: its parts' slots, the greatest logarithm (0 if there is none), the inverse of
- * the sum. */
+/* A warp's row and head: its parts' slots, the greatest logarithm (0 if there is none), the inverse
+ * of the sum. */
 struct merged {
     const uint32_t *slots;
     uint32_t count, head;
