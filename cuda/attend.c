@@ -92,7 +92,9 @@ static kvp_status begin(kvp__runner *r, const kvp__work *work, kvp_error *err)
     kvp__cuda_put_tables(r);
     r->shape.copies = r->shape.patches = 0; /* done */
     r->work = NULL;
-    return r->error ? failed(r, err) : KVP_OK;
+    if (!r->error) return KVP_OK;
+    kvp__cuda_forget_tables(r);
+    return failed(r, err);
 }
 
 kvp_status kvp__cuda_begin(kvp__runner *r, const kvp__work *work, kvp_error *err)
@@ -163,7 +165,8 @@ static kvp_status attend(kvp__runner *r, const kvp__attend *a, kvp_error *err)
     if (recording) r->shape = own;
     if (!r->of_host && !r->error)
         kvp__cuda_note(r, r->card.cu->cuStreamSynchronize(r->stream), "attention", false);
-    return r->error ? failed(r, err) : KVP_OK;
+    if (r->error) return failed(r, err);
+    return recording ? KVP_PLANNED : KVP_OK;
 }
 
 kvp_status kvp__cuda_attend(kvp__runner *r, const kvp__work *work, const kvp__attend *a,

@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_PATCHES 16384u          /* of an upload; more are sent as whole tables */
+#define MOST_PATCHES 4096u           /* of an upload; more are sent as whole tables */
 #define DEQUANTISED_BYTES (64u << 20)
 #define USUAL_SMS 132u               /* workspace_bytes answers for these: no card is asked */
 #define USUAL_BLOCK 16u
@@ -253,7 +253,7 @@ static kvp_status pin_all(kvp__runner *r, kvp_error *err)
     if (s == KVP_OK && r->arch) s = pin(r, r->results_bytes, &r->results_host, err);
     if (s == KVP_OK) s = pin(r, r->shadow_bytes, &r->shadow, err);
     if (s != KVP_OK) return s;
-    memset(r->shadow, 0xff, (size_t)r->shadow_bytes); /* no block: every entry will be sent */
+    kvp__cuda_forget_tables(r);
     return KVP_OK;
 }
 
@@ -486,7 +486,9 @@ void kvp__cuda_on_tile(void *user)
 kvp_status kvp__cuda_prepare(kvp__runner *r, const kvp__work *work)
 {
     if (atomic_load(&r->lost)) return KVP_ERR_DEVICE_LOST;
+    if (r->unsent) kvp__cuda_forget_tables(r);
     r->work = work;
+    r->unsent = true;
     kvp__cuda_prepare_step(r);
     return KVP_OK;
 }
@@ -513,6 +515,7 @@ static kvp_status give_up(kvp__runner *r)
     atomic_store(&r->cancelled, 1);
     (void)r->card.cu->cuStreamSynchronize(r->stream);
     atomic_store(&r->state, KVP__CUDA_IDLE);
+    kvp__cuda_forget_tables(r);
     if (s == KVP_ERR_DEVICE_LOST) atomic_store(&r->lost, 1);
     return s;
 }
@@ -529,6 +532,7 @@ kvp_status kvp__cuda_launch(kvp__runner *r)
         r->blas_error = false;
         atomic_store(&r->cancelled, 0);
         atomic_store(&r->state, KVP__CUDA_RUNNING);
+        r->unsent = false;
         kvp__cuda_put_upload(r, r->uploads);
         if (r->bucket == KVP__CUDA_BUCKETS || !kvp__cuda_replay(r)) {
             kvp__cuda_use_stream(r, r->stream);

@@ -138,6 +138,7 @@ struct kvp__runner {
     kvp__cuda_upload upload;
     uint32_t n_tiles, n_patches;
     uint32_t host_first, n_host;  /* outputs that the host reads, in the device's order */
+    bool unsent;                  /* prepared, and not launched so far */
     bool whole_tables;            /* more patches than an upload holds: tables are sent instead */
     uint32_t tile_set;            /* of attention, that some group has: bits */
     uint32_t bucket;              /* that takes the step; KVP__CUDA_BUCKETS: none */
@@ -186,6 +187,9 @@ void kvp__cuda_prepare_step(kvp__runner *r);
  * `tiles`, a set of bits; false: there is none. */
 bool kvp__cuda_bucket_shape(const kvp__runner *r, uint32_t tiles, uint32_t *bucket,
                             kvp__cuda_shape *out);
+
+/* The card's block tables are not known any more: every entry will be sent again. */
+void kvp__cuda_forget_tables(kvp__runner *r);
 
 /* Puts the upload on r->queue. */
 void kvp__cuda_put_upload(kvp__runner *r, const uint8_t *from);

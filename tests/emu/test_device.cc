@@ -287,7 +287,65 @@ static void forks_copy_on_write_and_share(void **)
     emu_uninstall();
 }
 
-/* Sequences that come, go and change places: tables are patched, or sent whole. */
+/* A prefix that several attend to together, and apart to the rest, then replayed. */
+static void a_shared_prefix(void **)
+{
+    install();
+    gw_model m = tiny("llama", 0);
+    m.heads = 8;
+    rig_options o = plain(&m);
+    o.max_rows = 256;
+    o.blocks = 64;
+    rig *r = open_or_fail(&o);
+    std::vector<uint32_t> seqs = prompts(r, 1, 203);
+    for (int i = 0; i < 5; i++) seqs.push_back(rig_fork(r, seqs[0], 200));
+    rig_poison(r);
+    uint64_t merges = emu_driver_ran("merge");
+    for (int32_t t = 0; t < 4; t++) {
+        auto parts = decode(r, seqs, 0);
+        for (size_t i = 1; i < seqs.size(); i++) rig_append(r, seqs[i], t + (int32_t)i);
+        near_enough(rig_step(r, parts.data(), (uint32_t)parts.size()), "shared");
+    }
+    assert_true(emu_driver_ran("merge") >= merges + 4 * 2);
+    assert_true(emu_driver_ran("attention_f16_d64_r32") > 0);
+    assert_true(emu_driver_counted().graph_launches > 0);
+    for (uint32_t s : seqs) near_enough(rig_compare_kv(r, s), "shared");
+    rig_close(r);
+    expect_clean();
+    emu_uninstall();
+}
+
+/* More entries change than an upload takes. */
+static void tables_are_sent_whole(void **)
+{
+    install();
+    gw_model m = tiny("llama", 0);
+    m.layers = 1;
+    m.context = 512;
+    rig_options o = plain(&m);
+    o.block_tokens = 1;
+    o.blocks = 600;
+    o.max_positions = 512;
+    o.max_rows = 256;
+    rig *r = open_or_fail(&o);
+    std::vector<uint32_t> seqs;
+    seqs.push_back(rig_seq(r, 402));
+    rig_part prompt[2] = {{seqs[0], 201, 0}, {seqs[0], 201, 1}};
+    (void)rig_step(r, &prompt[0], 1);
+    near_enough(rig_step(r, &prompt[1], 1), "prompt");
+    for (uint32_t i = 0; i < 11; i++) seqs.push_back(rig_fork(r, seqs[0], 402 - i));
+    uint64_t uploads = emu_driver_counted().uploads;
+    for (int32_t t = 0; t < 3; t++) {
+        auto parts = decode(r, seqs, t);
+        near_enough(rig_step(r, parts.data(), (uint32_t)parts.size()), "whole tables");
+        assert_int_equal(emu_driver_counted().uploads - uploads, t + 2);
+    }
+    rig_close(r);
+    expect_clean();
+    emu_uninstall();
+}
+
+/* Sequences that come, go and change places: tables are patched. */
 static void tables_follow(void **)
 {
     install();
@@ -604,6 +662,93 @@ static void cards_that_cannot_be_used_say_why(void **)
     }
 }
 
+static void placing_tells_how_far_it_is_and_can_be_cancelled(void **)
+{
+    gw_model m = tiny("qwen2", 8);
+    uint32_t calls, of_all = 1;
+    bool rose;
+    install();
+    assert_int_equal(rig_place(&m, 0, 0, &of_all, &rose, NULL), KVP_OK);
+    assert_true(rose && of_all > 20);
+    expect_clean();
+    for (uint32_t n = 1; n <= of_all; n++) {
+        kvp_error err;
+        memset(&err, 0, sizeof err);
+        err.size = sizeof err;
+        assert_int_equal(rig_place(&m, n, 0, &calls, &rose, &err), KVP_ERR_CANCELLED);
+        assert_int_equal(calls, n);
+        assert_non_null(strstr(err.text, "cancelled"));
+        expect_clean();
+        memset(err.text, 0, sizeof err.text);
+        if (n == of_all) break;
+        assert_int_equal(rig_place(&m, 0, n, &calls, &rose, &err), KVP_ERR_IO);
+        assert_non_null(strstr(err.text, "tensor"));
+        expect_clean();
+    }
+    emu_uninstall();
+}
+
+static void a_card_describes_itself(void **)
+{
+    kvp_device_info i;
+    memset(&i, 0, sizeof i);
+    install();
+    rig_describe(0, &i);
+    assert_int_equal(i.usable, 1);
+    assert_string_equal(i.name, "cuda:0");
+    assert_non_null(strstr(i.description, "9.0"));
+    assert_true(i.memory_bytes > 0);
+    rig_describe(3, &i);
+    assert_int_equal(i.usable, 0);
+    assert_string_equal(i.name, "cuda:3");
+    assert_non_null(strstr(i.description, "there is 1 CUDA card"));
+    emu_driver_fail("cuInit", 1, 803);
+    rig_describe(0, &i);
+    assert_int_equal(i.usable, 0);
+    assert_non_null(strstr(i.description, "does not start"));
+    /* What has been found, without a part of it. */
+    kvp__cuda_found whole = *kvp__cuda_load(), part = whole;
+    part.blas = NULL;
+    snprintf(part.missing, sizeof part.missing, "cuBLAS is not installed");
+    kvp__cuda_use(&part);
+    rig_describe(0, &i);
+    assert_int_equal(i.usable, 0);
+    assert_non_null(strstr(i.description, "cuBLAS is not installed"));
+    part = whole;
+    part.n_images = 0;
+    kvp__cuda_use(&part);
+    rig_describe(0, &i);
+    assert_int_equal(i.usable, 0);
+    assert_non_null(strstr(i.description, "without kernels"));
+    memset(&part, 0, sizeof part);
+    snprintf(part.missing, sizeof part.missing, "no CUDA driver");
+    kvp__cuda_use(&part);
+    rig_describe(0, &i);
+    assert_int_equal(i.usable, 0);
+    assert_string_equal(i.description, "no CUDA driver");
+    emu_uninstall();
+}
+
+/* What is said beforehand is what is taken. */
+static void memory_is_what_was_said(void **)
+{
+    install();
+    gw_model m = tiny("gemma3", 8);
+    m.window = 16;
+    m.layers = 6;
+    rig_options o = plain(&m);
+    o.max_rows = o.max_seqs = 16;
+    o.no_cpu = true;
+    rig *r = open_or_fail(&o);
+    uint64_t said = rig_workspace(r) + rig_packed(r);
+    uint64_t slab = emu_driver_counted().memory - said;
+    assert_true(slab > 0 && slab % 256 == 0);
+    assert_int_equal(slab, rig_slab_bytes(r));
+    rig_close(r);
+    expect_clean();
+    emu_uninstall();
+}
+
 /* --- a host's own model --- */
 
 /* The host's side of the card: its context, memory, stream. */
@@ -807,6 +952,73 @@ static void attention_for_a_hosts_own_model(void **)
         }
 }
 
+/* A stream of the host's that is being recorded takes no step of a model. */
+static void a_step_on_a_stream_of_the_hosts(void **)
+{
+    install(EMU_THREAD);
+    host h;
+    gw_model m = tiny("llama", 0);
+    rig_options o = plain(&m);
+    o.stream = h.stream;
+    rig *r = open_or_fail(&o);
+    std::vector<uint32_t> seqs = prompts(r, 3, 10);
+    for (int32_t t = 0; t < 4; t++) {
+        auto parts = decode(r, seqs, t);
+        near_enough(rig_step(r, parts.data(), 3), "on a stream of the host's");
+    }
+    assert_true(emu_driver_counted().graph_launches > 0);
+    auto parts = decode(r, seqs, 9);
+    kvp__cu_graph graph;
+    assert_int_equal(h.cu->cuStreamBeginCapture(h.stream, KVP__CU_CAPTURE_THREAD_LOCAL), 0);
+    rig_prepare(r, parts.data(), 3);
+    assert_int_equal(rig_launch(r), KVP_ERR_UNSUPPORTED);
+    assert_int_equal(rig_poll(r), KVP_OK);
+    assert_int_equal(rig_done(r), 0);
+    assert_int_equal(h.cu->cuStreamEndCapture(h.stream, &graph), 0);
+    assert_int_equal(h.cu->cuGraphDestroy(graph), 0);
+    rig_rewind(r, parts.data(), 3);
+    near_enough(rig_step(r, parts.data(), 3), "afterwards");
+    rig_close(r);
+    h.end();
+    expect_clean();
+    emu_uninstall();
+}
+
+static void a_card_lost_under_a_hosts_own_model(void **)
+{
+    static const char *const names[] = {"cuMemcpyHtoDAsync", "cuLaunchKernel", "cuEventRecord"};
+    for (const char *name : names) {
+        install();
+        host h;
+        kvp_geometry g;
+        kvp_layer_group groups[2];
+        rig_options o = own_model(&g, groups);
+        o.stream = h.stream;
+        o.no_cpu = true;
+        rig *r = open_or_fail(&o);
+        layer_arrays a = arrays(h, KVP_KV_F16);
+        rig_part p = {rig_seq(r, 60), 3, 1};
+        rig_attend c = call_of(a, 0);
+        kvp_error err;
+        memset(&err, 0, sizeof err);
+        err.size = sizeof err;
+        assert_int_equal(rig_begin(r, &p, 1, NULL), KVP_OK);
+        assert_int_equal(rig_attention(r, &c, NULL), KVP_OK);
+        emu_driver_fail(name, 1, KVP__CU_ILLEGAL_ADDRESS);
+        kvp_status s = rig_begin(r, &p, 1, &err);
+        if (s == KVP_OK) s = rig_attention(r, &c, &err);
+        assert_int_equal(s, KVP_ERR_DEVICE_LOST);
+        assert_non_null(strstr(err.text, "cuda:0"));
+        assert_int_equal(rig_begin(r, &p, 1, &err), KVP_ERR_DEVICE_LOST);
+        assert_int_equal(rig_attention(r, &c, &err), KVP_ERR_DEVICE_LOST);
+        assert_int_equal(rig_poll(r), KVP_ERR_DEVICE_LOST);
+        rig_close(r);
+        h.end();
+        assert_string_equal(emu_driver_leaks(), "");
+        emu_uninstall();
+    }
+}
+
 /* Recorded in one decode step, replayed in later ones, of fewer rows too. */
 static void attention_in_a_graph_of_the_hosts(void **)
 {
@@ -837,7 +1049,7 @@ static void attention_in_a_graph_of_the_hosts(void **)
             memset(&err, 0, sizeof err);
             err.size = sizeof err;
             kvp_status s = rig_attention(r, &c, &err);
-            assert_int_equal(s, step == 0 ? KVP_ERR_UNSUPPORTED : KVP_OK);
+            assert_int_equal(s, step == 0 ? KVP_ERR_UNSUPPORTED : KVP_PLANNED);
             if (step == 0) assert_non_null(strstr(err.text, "one row"));
         }
         if (step <= 1) assert_int_equal(h.cu->cuStreamEndCapture(h.stream, &graph), 0);
@@ -939,6 +1151,13 @@ int main(void)
         cmocka_unit_test_teardown(attention_for_a_hosts_own_model, restore),
         cmocka_unit_test_teardown(attention_in_a_graph_of_the_hosts, restore),
         cmocka_unit_test_teardown(a_host_may_be_steps_ahead, restore),
+        cmocka_unit_test_teardown(a_shared_prefix, restore),
+        cmocka_unit_test_teardown(tables_are_sent_whole, restore),
+        cmocka_unit_test_teardown(placing_tells_how_far_it_is_and_can_be_cancelled, restore),
+        cmocka_unit_test_teardown(a_card_describes_itself, restore),
+        cmocka_unit_test_teardown(memory_is_what_was_said, restore),
+        cmocka_unit_test_teardown(a_step_on_a_stream_of_the_hosts, restore),
+        cmocka_unit_test_teardown(a_card_lost_under_a_hosts_own_model, restore),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -145,6 +145,66 @@ rig *rig_open(const rig_options *o, kvp_error *err)
     return NULL;
 }
 
+void rig_describe(uint32_t ordinal, kvp_device_info *out)
+{
+    kvp__cuda_device.describe(ordinal, out);
+}
+
+uint64_t rig_workspace(const rig *r)
+{
+    return r->device[1]->workspace_bytes(&r->model, r->o.max_rows, r->o.max_seqs,
+                                         r->o.max_positions);
+}
+
+uint64_t rig_packed(const rig *r) { return r->device[1]->packed_bytes(&r->model); }
+uint64_t rig_slab_bytes(const rig *r) { return r->layout.bytes; }
+
+typedef struct placing {
+    kvp__source source;
+    uint32_t cancel_at, fail_reads_at, calls, reads;
+    uint64_t done;
+    bool rose;
+} placing;
+
+static int32_t on_progress(void *user, uint64_t done, uint64_t total)
+{
+    placing *p = user;
+    p->rose = p->rose && done >= p->done && done <= total;
+    p->done = done;
+    return ++p->calls == p->cancel_at;
+}
+
+static int read_or_fail(void *user, uint64_t offset, void *buffer, size_t bytes)
+{
+    placing *p = user;
+    if (p->fail_reads_at && ++p->reads >= p->fail_reads_at) return -1;
+    return p->source.read(p->source.user, offset, buffer, bytes);
+}
+
+kvp_status rig_place(const gw_model *m, uint32_t cancel_at, uint32_t fail_reads_at, uint32_t *calls,
+                     bool *rose, kvp_error *err)
+{
+    size_t bytes;
+    kvp__model model;
+    placing p = {.cancel_at = cancel_at, .fail_reads_at = fail_reads_at, .rose = true};
+    kvp__place how = {.threads = 2, .progress = on_progress, .user = &p};
+    kvp__weights *w = NULL;
+    heap_init(&memory);
+    uint8_t *file = gw_tiny(m, &bytes);
+    kvp__source_memory(&p.source, file, bytes);
+    assert_int_equal(kvp__model_load(&model, &memory.hooks, &p.source, NULL), KVP_OK);
+    model.source.read = read_or_fail;
+    model.source.user = &p;
+    kvp_status s = kvp__cuda_device.place(&model, &how, &w, err);
+    assert_true((s == KVP_OK) == (w != NULL));
+    kvp__cuda_device.unplace(w);
+    kvp__model_unload(&model);
+    free(file);
+    *calls = p.calls;
+    *rose = p.rose;
+    return s;
+}
+
 void rig_close(rig *r)
 {
     if (!r) return;
@@ -390,7 +450,7 @@ double rig_step(rig *r, const rig_part *parts, uint32_t n)
     assert_int_equal(rig_launch(r), KVP_OK);
     kvp_status s;
     while ((s = rig_poll(r)) == KVP_AGAIN) (void)sched_yield();
-    assert_int_equal(s, KVP_OK);
+    if (s != KVP_OK) fail_msg("the step ended with %d", (int)s);
     assert_int_equal(rig_done(r), 1);
     assert_int_equal(rig_posts(r), r->work.n_outputs);
     run_cpu(r);

@@ -40,6 +40,20 @@ typedef struct rig rig;
 rig *rig_open(const rig_options *o, kvp_error *err);
 void rig_close(rig *r);
 
+/* What the CUDA device says of itself. */
+void rig_describe(uint32_t ordinal, kvp_device_info *out);
+
+/* Places a model and takes it away again; cancelled at the n-th call of `progress`, or with reads
+ * that fail from the n-th on; 0: neither. How many calls of progress there were, and whether they
+ * rose to the total, are stored. */
+kvp_status rig_place(const gw_model *m, uint32_t cancel_at, uint32_t fail_reads_at, uint32_t *calls,
+                     bool *rose, kvp_error *err);
+
+/* Bytes that the device says a runner of this rig's limits takes, and that weights take. */
+uint64_t rig_workspace(const rig *r);
+uint64_t rig_packed(const rig *r);
+uint64_t rig_slab_bytes(const rig *r);
+
 /* Bytes that the library has taken by its hooks and not given back. */
 uint64_t rig_live(void);
 /* The last line that was logged; "" if none since rig_open. */
