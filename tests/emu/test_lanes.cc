@@ -1,6 +1,7 @@
 /*
- * The emulator's operations against those of a card, as captured in lanes.bin by tests/gpu. Without that
- * file nobody has seen a card yet, and the replay is skipped; the rest shows that it would find something.
+ * The emulator's operations against those of a card, as captured in lanes.bin by tests/gpu (or in the
+ * file KVPAGE_LANES). Without that file nobody has seen a card yet, and the replay is skipped; the rest
+ * shows that it would find something.
  */
 #include "tests/emu/lanes_file.h"
 
@@ -33,8 +34,9 @@ static void answers_of_a_card(void **)
     std::string name;
     std::vector<uint32_t> card, ours = lanes_run();
     assert_int_equal(ours.size(), LANES_N * LANES_OF_OP);
-    if (access(KVPAGE_TESTS "/emu/lanes.bin", R_OK)) skip();
-    assert_true(lanes_read(KVPAGE_TESTS "/emu/lanes.bin", &name, &card));
+    const char *other = getenv("KVPAGE_LANES"), *path = other ? other : KVPAGE_TESTS "/emu/lanes.bin";
+    if (access(path, R_OK)) skip();
+    assert_true(lanes_read(path, &name, &card));
     replay(card, ours);
 }
 
