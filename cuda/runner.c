@@ -469,12 +469,15 @@ void kvp__cuda_on_tile(void *user)
     uint32_t running = KVP__CUDA_RUNNING;
     if (!atomic_compare_exchange_strong(&r->state, &running, KVP__CUDA_POSTING)) return;
     bool wanted = !atomic_load(&r->cancelled);
+    /* The driver's thread may have the floating-point state of whoever made it. */
+    kvp__fp_state fp = kvp__fp_enter();
     if (wanted) post_rows(t);
+    if (wanted && t->last) tell_chosen(r);
+    kvp__fp_leave(fp);
     if (!t->last) {
         atomic_store(&r->state, KVP__CUDA_RUNNING);
         return;
     }
-    if (wanted) tell_chosen(r);
     const kvp__work *w = r->work;
     atomic_store(&r->state, KVP__CUDA_ENDING);
     if (w->done) w->done(w->user);

@@ -485,6 +485,28 @@ static void a_cancelled_step_ends_without_results(void **)
     emu_uninstall();
 }
 
+/* A thread that flushes denormals calls the host functions: the library's functions run without. */
+static void the_threads_floating_point_state_is_set_aside(void **)
+{
+#ifdef __x86_64__
+    install(EMU_LATE);
+    gw_model m = tiny("llama", 0);
+    rig_options o = plain(&m);
+    rig *r = open_or_fail(&o);
+    rig_part p = {rig_seq(r, 20), 20, 2};
+    uint32_t before = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(before | 0x8040);
+    double d = rig_step(r, &p, 1);
+    uint32_t after = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(before);
+    assert_int_equal(after & 0x8040, 0x8040);
+    near_enough(d, "flushing");
+    rig_close(r);
+    expect_clean();
+    emu_uninstall();
+#endif
+}
+
 static void a_lost_device_is_found_at_the_next_look(void **)
 {
     install(EMU_LATE);
@@ -1151,6 +1173,7 @@ int main(void)
         cmocka_unit_test_teardown(attention_for_a_hosts_own_model, restore),
         cmocka_unit_test_teardown(attention_in_a_graph_of_the_hosts, restore),
         cmocka_unit_test_teardown(a_host_may_be_steps_ahead, restore),
+        cmocka_unit_test_teardown(the_threads_floating_point_state_is_set_aside, restore),
         cmocka_unit_test_teardown(a_shared_prefix, restore),
         cmocka_unit_test_teardown(tables_are_sent_whole, restore),
         cmocka_unit_test_teardown(placing_tells_how_far_it_is_and_can_be_cancelled, restore),
