@@ -1,12 +1,12 @@
 /*
  * What kernels are written in, on the GPU: see device.h. Each function is one asm statement or one
- * intrinsic of CUDA, so that there is nothing in it to be wrong but the instruction and the order of
- * its operands. Those are what no test without a GPU can prove; tests/tools/ptx-lint.py follows each
- * operand from parameter to instruction and compares with a table of its own.
+ * intrinsic of CUDA, so that there is nothing in it to be wrong but the instruction and the order
+ * of its operands. Those are what no test without a GPU can prove; tests/tools/ptx-lint.py follows
+ * each operand from parameter to instruction and compares with a table of its own.
  *
- * What touches memory, or must stay where it was written among other lanes, is volatile and clobbers
- * memory; arithmetic is neither, so that the compiler may move it. The exception is load16, which reads
- * what no thread of the grid writes: it may be moved freely.
+ * What touches memory, or must stay where it was written among other lanes, is volatile and
+ * clobbers memory; arithmetic is neither, so that the compiler may move it. The exception is
+ * load16, which reads what no thread of the grid writes: it may be moved freely.
  */
 #ifndef KVP_CUDA_KERNELS_PTX_H
 #define KVP_CUDA_KERNELS_PTX_H

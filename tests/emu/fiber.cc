@@ -1,10 +1,10 @@
 /*
- * Fibers: a stack and a switch for each CUDA thread. A switch saves what the calling convention wants
- * saved and nothing else, 3 to 10 ns; where we have no assembly for it, ucontext does the same in 230.
- * Stacks stay mapped from block to block; below each lies a forbidden page.
+ * Fibers: a stack and a switch for each CUDA thread. A switch saves what the calling convention
+ * wants saved and nothing else, 3 to 10 ns; where we have no assembly for it, ucontext does the
+ * same in 230. Stacks stay mapped from block to block; below each lies a forbidden page.
  *
- * A thread that waits chooses who goes on and switches to it directly. Lanes of one warp go on until
- * none may, then another warp's; the random schedule chooses anew at every wait.
+ * A thread that waits chooses who goes on and switches to it directly. Lanes of one warp go on
+ * until none may, then another warp's; the random schedule chooses anew at every wait.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,8 +43,9 @@ extern "C" void emu_first() __attribute__((visibility("hidden")));
 #endif
 
 #if defined(__x86_64__) && !defined(EMU_UCONTEXT)
-/* By ret, not by a jump: threads wait in the same functions, so that the processor's own stack of return
- * addresses is right for whoever goes on. With a jump each return to the kernel is a surprise. */
+/* By ret, not by a jump: threads wait in the same functions, so that the processor's own stack of
+ * return addresses is right for whoever goes on. With a jump each return to the kernel is a
+ * surprise. */
 __asm__(".text\n"
         ".p2align 4\n"
         ".hidden emu_switch\n"
@@ -181,7 +182,8 @@ static inline void switch_to(fiber *from, fiber *to)
     current = to;
     if (__builtin_expect(to->fresh, 0)) {
         to->fresh = false;
-        /* Stacks are a power of two apart, and their tops would lie in the same sets of the cache. */
+        /* Stacks are a power of two apart, and their tops would lie in the same sets of the cache.
+         * */
         to->sp = first_frame(to->stack + STACK - 64 * 17 * (to->index % 32), first);
     }
 #ifdef EMU_ASAN
@@ -269,8 +271,8 @@ void to_main()
     abort(); /* nobody switches back */
 }
 
-/* What a stack runs: a thread, and when that has left, the next one if it has not begun yet, without a
- * switch. Threads that never wait all run on one stack, in a loop. */
+/* What a stack runs: a thread, and when that has left, the next one if it has not begun yet,
+ * without a switch. Threads that never wait all run on one stack, in a loop. */
 static void first()
 {
     arrived(nullptr);

@@ -1,7 +1,7 @@
 /*
- * What kernels are written in, on the emulator: see cuda/kernels/device.h. What one thread does alone is
- * done here; what concerns other threads or the memory's state calls the emulator, with the place in
- * the source, so that a failure can say where.
+ * What kernels are written in, on the emulator: see cuda/kernels/device.h. What one thread does
+ * alone is done here; what concerns other threads or the memory's state calls the emulator, with
+ * the place in the source, so that a failure can say where.
  */
 #ifndef KVP_TESTS_EMU_INTRINSICS_H
 #define KVP_TESTS_EMU_INTRINSICS_H
@@ -58,13 +58,14 @@ void named_barrier(int id, int threads, const char *file, int line);
 
 enum shuffle { SHUFFLE_TO, SHUFFLE_XOR, SHUFFLE_UP, SHUFFLE_DOWN };
 uint64_t shuffle_bits(shuffle how, uint32_t mask, uint64_t v, int by, const char *file, int line);
-uint32_t vote(uint32_t mask, bool p, const char *file, int line); /* lanes of the mask that say yes */
+uint32_t vote(uint32_t mask, bool p, const char *file, int line); /* who says yes */
 
 void copy16(void *s, const void *g, bool on, const char *file, int line);
 void copy_commit();
 void copy_wait(int pending);
 void ldmatrix(uint32_t *r, const void *s, bool transposed, const char *file, int line);
-void mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1, bool bf16, const char *file, int line);
+void mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1, bool bf16, const char *file,
+         int line);
 uint4 load16(const void *g, const char *file, int line);
 uint32_t atomic_add(uint32_t *p, uint32_t v, const char *file, int line);
 float atomic_add(float *p, float v, const char *file, int line);
@@ -121,7 +122,10 @@ inline float flushed(float x)
 #define gridDim (::emu::block.grid)
 
 inline void __syncthreads(EMU_PLACE) { ::emu::syncthreads(file, line); }
-inline void __syncwarp(uint32_t mask = 0xffffffffu, EMU_PLACE) { ::emu::syncwarp(mask, file, line); }
+inline void __syncwarp(uint32_t mask = 0xffffffffu, EMU_PLACE)
+{
+    ::emu::syncwarp(mask, file, line);
+}
 
 template <class T> inline T __shfl_sync(uint32_t mask, T v, int lane, EMU_PLACE)
 {
@@ -181,8 +185,8 @@ KVP_DEV float f16_float(uint16_t h)
     return ::emu::from_bits(::emu::to_bits(f) | sign);
 }
 
-/* The sum with a power of two, chosen so that its last bit is the half's last bit, rounds as the half
- * must; below the half's normal numbers that power stays the same. */
+/* The sum with a power of two, chosen so that its last bit is the half's last bit, rounds as the
+ * half must; below the half's normal numbers that power stays the same. */
 KVP_DEV uint16_t float_f16(float f)
 {
     uint32_t u = ::emu::to_bits(f), sign = u >> 16 & 0x8000u, m = u & 0x7fffffffu;

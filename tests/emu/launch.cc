@@ -1,6 +1,6 @@
 /*
- * A launch: the kernel is found by its name, what a driver would refuse is refused, and the grid's blocks
- * run one after the other. The first failure ends the grid and is what emu_launch returns.
+ * A launch: the kernel is found by its name, what a driver would refuse is refused, and the grid's
+ * blocks run one after the other. The first failure ends the grid and is what emu_launch returns.
  */
 #include <link.h>
 #include <stdarg.h>
@@ -87,7 +87,8 @@ void fail(const char *format, ...)
     if (current) to_main();
 }
 
-/* Where an instruction is in the source, appended to the message, if there is an addr2line to ask. */
+/* Where an instruction is in the source, appended to the message, if there is an addr2line to ask.
+ * */
 static void append_place(engine *e)
 {
     struct finder {
@@ -142,7 +143,8 @@ static void run_block(engine *e, uint64_t number)
 }
 
 /* Every number once: forward, backward, or in steps of something that has no factor in common. */
-static uint64_t block_order(const engine *e, uint64_t i, uint64_t blocks, uint64_t start, uint64_t step)
+static uint64_t block_order(const engine *e, uint64_t i, uint64_t blocks, uint64_t start,
+                            uint64_t step)
 {
     switch (e->options.schedule) {
     case EMU_FORWARD: return i;
@@ -205,8 +207,8 @@ static bool refused(engine *e, const char *name, uint64_t blocks, const index3 &
         snprintf(e->message, room, "%s: a grid of (%u, %u, %u) blocks cannot be launched", name,
                  grid.x, grid.y, grid.z);
     } else if (!threads || threads % LANES || threads > e->kernel->threads) {
-        snprintf(e->message, room, "%s: %u threads; whole warps are wanted, %u threads at most", name,
-                 threads, e->kernel->threads);
+        snprintf(e->message, room, "%s: %u threads; whole warps are wanted, %u threads at most",
+                 name, threads, e->kernel->threads);
     } else if (shared_bytes > MAX_SHARED) {
         snprintf(e->message, room, "%s: %zu bytes of shared memory; a block has at most %zu", name,
                  shared_bytes, MAX_SHARED);

@@ -1,8 +1,9 @@
 /*
- * Memory: global allocations and the block's shared memory, both with their end as near to a forbidden
- * page as alignment lets it be, what lies between guarded by a pattern and, in ASan builds, by ASan;
- * copies from one to the other; atomics; and the signal handler that turns an access to a forbidden
- * page into the end of the grid: it makes the thread go on in report_fault, on its own stack.
+ * Memory: global allocations and the block's shared memory, both with their end as near to a
+ * forbidden page as alignment lets it be, what lies between guarded by a pattern and, in ASan
+ * builds, by ASan; copies from one to the other; atomics; and the signal handler that turns an
+ * access to a forbidden page into the end of the grid: it makes the thread go on in report_fault,
+ * on its own stack.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -34,8 +35,9 @@ static size_t round_up(size_t n, size_t to)
 
 /* --- global memory --- */
 
-/* Addresses are taken one after the other and used again only when all were, so that a pointer that is
- * used after its memory was freed meets a forbidden page. Each granule belongs to one allocation. */
+/* Addresses are taken one after the other and used again only when all were, so that a pointer that
+ * is used after its memory was freed meets a forbidden page. Each granule belongs to one
+ * allocation. */
 static unsigned char *reserve_arena()
 {
     void *p = mmap(nullptr, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -222,16 +224,27 @@ void check_shared(const void *s, size_t bytes, const char *what, const char *fil
              short_name(file), line, (ptrdiff_t)at, e->shared_bytes);
 }
 
+/* The page behind an allocation is in its last granule, or begins the next. */
+void fail_outside_global(const char *who, const void *p)
+{
+    const unsigned char *q = static_cast<const unsigned char *>(p);
+    const allocation *a = allocation_of(q);
+    if (!a && q >= arena + GRANULE) a = allocation_of(q - GRANULE);
+    if (a)
+        fail("%s: access to global memory at offset %td of an allocation of %zu bytes", who,
+             q - a->begin, a->bytes);
+    else fail("%s: access to global memory at %p, which is in no allocation", who, p);
+}
+
 void check_global(const void *g, size_t bytes, const char *what, const char *file, int line)
 {
     if ((uintptr_t)g % bytes)
         fail("%s, %s:%d: misaligned: global address %p is not a multiple of %zu", what,
              short_name(file), line, g, bytes);
     if (!in_arena(g) || emu_valid(g, bytes)) return;
-    const allocation *a = allocation_of(g);
-    if (!a) fail("%s, %s:%d: %p is in no allocation", what, short_name(file), line, g);
-    fail("%s, %s:%d: offset %td is not in the allocation of %zu bytes", what, short_name(file), line,
-         static_cast<const unsigned char *>(g) - a->begin, a->bytes);
+    char who[100];
+    snprintf(who, sizeof who, "%s, %s:%d", what, short_name(file), line);
+    fail_outside_global(who, g);
 }
 
 /* --- copies --- */
@@ -341,8 +354,8 @@ float atomic_add(float *p, float v, const char *file, int line)
 
 /* --- faults --- */
 
-/* The handlers are the process's, installed while any thread launches; each thread has a stack for them
- * and a timer of its own. */
+/* The handlers are the process's, installed while any thread launches; each thread has a stack for
+ * them and a timer of its own. */
 static std::mutex fault_lock;
 static unsigned launching;
 static struct sigaction old_segv, old_bus, old_timer;
@@ -377,7 +390,9 @@ static void resume_in_report(ucontext_t *u, engine *e)
 
 static void chain(int signal, siginfo_t *info, void *context)
 {
-    const struct sigaction *old = signal == SIGSEGV ? &old_segv : signal == SIGBUS ? &old_bus : &old_timer;
+    const struct sigaction *old = signal == SIGSEGV  ? &old_segv
+                                  : signal == SIGBUS ? &old_bus
+                                                     : &old_timer;
     if (old->sa_flags & SA_SIGINFO) old->sa_sigaction(signal, info, context);
     else if (old->sa_handler == SIG_DFL && signal != TIMER) sigaction(signal, old, nullptr);
     else if (old->sa_handler != SIG_IGN && old->sa_handler != SIG_DFL) old->sa_handler(signal);
@@ -494,11 +509,11 @@ void report_fault()
     if (p >= e->region - GRANULE && p < e->region + round_up(MAX_SHARED, PAGE) + GRANULE)
         fail("thread %u: access to shared memory at offset %td of %zu bytes", thread,
              (ptrdiff_t)shared, e->shared_bytes);
-    const allocation *a = in_arena(p) ? allocation_of(p) : nullptr;
-    if (in_arena(p) && !a && p >= arena + GRANULE) a = allocation_of(p - GRANULE);
-    if (a)
-        fail("thread %u: access to global memory at offset %td of an allocation of %zu bytes", thread,
-             p - a->begin, a->bytes);
+    if (in_arena(p)) {
+        char who[32];
+        snprintf(who, sizeof who, "thread %u", thread);
+        fail_outside_global(who, p);
+    }
     fail("thread %u: access to %p, which is no memory", thread, e->fault_address);
     to_main();
 }

@@ -1,11 +1,12 @@
 /*
- * Kernels for the emulator's own test: each shows one facility and, by `mode`, makes the mistakes that
- * the emulator must report.
+ * Kernels for the emulator's own test: each shows one facility and, by `mode`, makes the mistakes
+ * that the emulator must report.
  */
 #include "cuda/kernels/device.h"
 #include "tests/emu/probe.h"
 
-/* Each thread takes what another has put into shared memory; twice, so that it is overwritten too. */
+/* Each thread takes what another has put into shared memory; twice, so that it is overwritten too.
+ * */
 KVP_KERNEL(probe_pass, probe_args, 1024)
 {
     KVP_SMEM(s);
@@ -116,8 +117,11 @@ KVP_KERNEL(probe_copy, probe_args, 64)
     KVP_SMEM(s);
     unsigned t = threadIdx.x;
     uint4 *stages = (uint4 *)(void *)s;
-    const unsigned char *g = (const unsigned char *)a.in + (a.mode == PROBE_MISALIGNED_GLOBAL ? 8 : 0);
-    unsigned shift = a.mode == PROBE_MISALIGNED_SHARED ? 4 : a.mode == PROBE_OUTSIDE_SHARED ? 3072 : 0;
+    const unsigned char *g = (const unsigned char *)a.in;
+    unsigned shift = 0;
+    if (a.mode == PROBE_MISALIGNED_GLOBAL) g += 8;
+    if (a.mode == PROBE_MISALIGNED_SHARED) shift = 4;
+    if (a.mode == PROBE_OUTSIDE_SHARED) shift = 3072;
     if (a.mode == PROBE_OUTSIDE_GLOBAL) g += a.n * 64 * 16;
     uint32_t sum = 0;
     for (uint32_t i = 0; i < a.n + 2; i++) {
@@ -181,7 +185,8 @@ KVP_KERNEL(probe_to_float, probe_args, 1024)
 {
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.n) return;
-    float2 h = kvp::unpack_f16(i | (i ^ 0x8001u) << 16), b = kvp::unpack_bf16(i | (i ^ 0x8001u) << 16);
+    uint32_t two = i | (i ^ 0x8001u) << 16;
+    float2 h = kvp::unpack_f16(two), b = kvp::unpack_bf16(two);
     float *out = (float *)a.out + 6 * i;
     out[0] = kvp::f16_float((uint16_t)i);
     out[1] = h.x;
@@ -221,7 +226,8 @@ KVP_KERNEL(probe_math, probe_args, 32)
     out[8] = (float)kvp::add_rn(p, kvp::mul_rn(q, r));
     out[9] = (float)kvp::fma_rn(p, q, r);
     out[10] = (float)kvp::div_rn(p, q);
-    out[11] = (float)kvp::dp4a((int)(threadIdx.x * 0x01f3a57bu), (int)(threadIdx.x * 0x9e3779b9u), -7);
+    int bytes = (int)(threadIdx.x * 0x01f3a57bu), others = (int)(threadIdx.x * 0x9e3779b9u);
+    out[11] = (float)kvp::dp4a(bytes, others, -7);
 }
 
 /* A count and a sum, shared and global, by all threads of all blocks. */

@@ -1,19 +1,20 @@
 /*
- * Races: two accesses to one place by different threads, one of them a write, with nothing between that
- * orders them. Kernels compiled with -fsanitize=thread call a function before each load and store; the
- * functions are these, in place of the sanitizer's own, which knows nothing of fibers.
+ * Races: two accesses to one place by different threads, one of them a write, with nothing between
+ * that orders them. Kernels compiled with -fsanitize=thread call a function before each load and
+ * store; the functions are these, in place of the sanitizer's own, which knows nothing of fibers.
  *
- * Order is kept by clocks. Each warp counts; at a barrier, the warps that meet learn each other's counts
- * and begin a new one; __syncwarp begins a new one for its warp. An access is remembered by thread and
- * count, and comes before another if the other's warp knows of a later count. It does not matter which
- * ran first, so a barrier that is missing is found under every schedule.
+ * Order is kept by clocks. Each warp counts; at a barrier, the warps that meet learn each other's
+ * counts and begin a new one; __syncwarp begins a new one for its warp. An access is remembered by
+ * thread and count, and comes before another if the other's warp knows of a later count. It does
+ * not matter which ran first, so a barrier that is missing is found under every schedule.
  *
  * For each byte of shared and of global memory we remember the last write and two reads since, of
- * different warps where there are such: one is not enough, since the thread that then writes may be the
- * one that read last. Four bytes that were always touched together share one memory. What blocks of a grid
- * do is never ordered. Atomics do not race with each other. Destinations of cp.async are in flight from
- * issue until the thread has waited: nobody may touch them. load16 takes a path on the GPU that does
- * not see writes: what it reads must not have been written by the grid at all.
+ * different warps where there are such: one is not enough, since the thread that then writes may be
+ * the one that read last. Four bytes that were always touched together share one memory. What
+ * blocks of a grid do is never ordered. Atomics do not race with each other. Destinations of
+ * cp.async are in flight from issue until the thread has waited: nobody may touch them. load16
+ * takes a path on the GPU that does not see writes: what it reads must not have been written by the
+ * grid at all.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,9 +34,9 @@ bool race_build()
 
 /* --- what is remembered --- */
 
-/* An access: generation (33 bits), thread (10), atomic (1), the count of its warp (20). 0: none. For
- * shared memory the generation is a number of the block; for global memory 16 bits of the launch's
- * number and 17 of the block's. */
+/* An access: generation (33 bits), thread (10), atomic (1), the count of its warp (20). 0: none.
+ * For shared memory the generation is a number of the block; for global memory 16 bits of the
+ * launch's number and 17 of the block's. */
 typedef uint64_t access;
 
 struct cell {
@@ -63,8 +64,8 @@ static access make_access(uint64_t generation, const fiber *f, bool atomic)
            (atomic ? ATOMIC : 0) | count;
 }
 
-/* The cells of a piece of memory: one for each word of four bytes; a word whose bytes have had different
- * fates is split, and has one for each byte. Pages that are not touched cost nothing. */
+/* The cells of a piece of memory: one for each word of four bytes; a word whose bytes have had
+ * different fates is split, and has one for each byte. Pages that are not touched cost nothing. */
 struct shadow {
     cell *words, *bytes;
 };
@@ -92,8 +93,8 @@ static shadow shadow_of(void *cells, size_t bytes)
 
 /* Shared memory's: of one engine, all that a block can have. */
 static __thread void *shared_cells;
-static __thread uint64_t shared_generation;          /* of the block */
-static __thread uint16_t *flight;                    /* by word: thread + 1 whose cp.async is under way */
+static __thread uint64_t shared_generation; /* of the block */
+static __thread uint16_t *flight; /* by word: thread + 1 whose cp.async is under way */
 
 /* --- order --- */
 
@@ -141,7 +142,7 @@ static inline bool ordered(access a, access now, const fiber *f, bool shared)
 {
     if (!a) return true;
     uint64_t then = generation_of(a), here = generation_of(now);
-    if (then != here) return shared || then >> 17 != here >> 17; /* else another block of this grid */
+    if (then != here) return shared || then >> 17 != here >> 17; /* else a block of this grid */
     unsigned t = thread_of(a);
     return t == f->index || (a & COUNT) < f->warp->clock[t / LANES];
 }
@@ -168,7 +169,8 @@ struct deed {
 [[noreturn]] static void report(const deed &d, size_t offset, access other, const char *has)
 {
     engine *e = self;
-    static const char *const does[] = {"reads", "reads by load16", "writes", "changes by an atomic"};
+    static const char *const does[] = {"reads", "reads by load16", "writes",
+                                       "changes by an atomic"};
     char where[80] = "", block_name[32] = "";
     if (d.at.file) snprintf(where, sizeof where, " (%s:%d)", short_name(d.at.file), d.at.line);
     if (generation_of(other) != generation_of(d.now))
@@ -176,7 +178,8 @@ struct deed {
                  (unsigned)(generation_of(other) & 0x1ffffu));
     e->failure_pc = d.at.pc;
     fail("race: thread %u %s %s memory at offset %zu, which thread %u%s %s%s", d.by->index,
-         does[d.what], d.shared ? "shared" : "global", offset, thread_of(other), block_name, has, where);
+         does[d.what], d.shared ? "shared" : "global", offset, thread_of(other), block_name, has,
+         where);
     to_main();
 }
 
@@ -194,7 +197,8 @@ static inline void read_cell(cell *c, const deed &d, size_t offset)
 {
     if (!comes_before(c->write, d))
         report(d, offset, c->write, "has written; no barrier lies between");
-    if (d.what == READS_ONCE && c->write && generation_of(c->write) >> 17 == generation_of(d.now) >> 17)
+    if (d.what == READS_ONCE && c->write &&
+        generation_of(c->write) >> 17 == generation_of(d.now) >> 17)
         report(d, offset, c->write, "has written: load16 is for what the grid does not write");
     if (comes_before(c->read, d)) c->read = d.now;
     else if (comes_before(c->read2, d)) c->read2 = d.now;
@@ -207,7 +211,8 @@ static inline void write_cell(cell *c, const deed &d, size_t offset)
     if (!both_atomic && !comes_before(c->write, d))
         report(d, offset, c->write, "has written; no barrier lies between");
     if (!comes_before(c->read, d)) report(d, offset, c->read, "has read; no barrier lies between");
-    if (!comes_before(c->read2, d)) report(d, offset, c->read2, "has read; no barrier lies between");
+    if (!comes_before(c->read2, d))
+        report(d, offset, c->read2, "has read; no barrier lies between");
     *c = {d.now, 0, 0};
 }
 
@@ -247,8 +252,8 @@ static void check_flight(const deed &d, size_t offset, size_t n)
         char where[80] = "";
         if (d.at.file) snprintf(where, sizeof where, " (%s:%d)", short_name(d.at.file), d.at.line);
         e->failure_pc = d.at.pc;
-        fail("race: thread %u %s shared memory at offset %zu, into which a cp.async of thread %u is in "
-             "flight%s",
+        fail("race: thread %u %s shared memory at offset %zu, into which a cp.async of thread %u "
+             "is in flight%s",
              d.by->index, d.what <= READS_ONCE ? "reads" : "writes", 4 * w, flight[w] - 1u, where);
     }
 }
@@ -266,8 +271,8 @@ static uint64_t global_generation(const engine *e)
     return (uint64_t)(e->launch & 0xffffu) << 17 | (e->block_number & 0x1ffffu);
 }
 
-/* The cells of an allocation, made when the first is wanted. Numbers of launches come again after 65,536:
- * until then everything must have been forgotten. */
+/* The cells of an allocation, made when the first is wanted. Numbers of launches come again after
+ * 65,536: until then everything must have been forgotten. */
 static shadow global_shadow(allocation *a, const engine *e)
 {
     if (!a->cells) {
@@ -291,9 +296,9 @@ static void global_access(const unsigned char *p, size_t n, how h, const site &s
     allocation *a = const_cast<allocation *>(allocation_of(p));
     if (!a || p < a->begin || n > a->bytes || (size_t)(p - a->begin) > a->bytes - n) {
         e->failure_pc = s.pc;
-        if (!a) fail("thread %u: access to global memory at %p, which is in no allocation", f->index, p);
-        fail("thread %u: access to global memory at offset %td of an allocation of %zu bytes", f->index,
-             p - a->begin, a->bytes);
+        char who[32];
+        snprintf(who, sizeof who, "thread %u", f->index);
+        fail_outside_global(who, p);
     }
     deed d = {h, make_access(global_generation(e), f, h == ATOMICALLY), f, false, s};
     touch(global_shadow(a, e), d, (size_t)(p - a->begin), n);
@@ -333,8 +338,8 @@ void race_once(const void *p, size_t n, const char *file, int line)
     access_at(p, n, READS_ONCE, {nullptr, file, line});
 }
 
-/* A cp.async is a write when it is issued, as to those who still use the old bytes, and another when
- * it has been waited for, as to those who want the new ones. */
+/* A cp.async is a write when it is issued, as to those who still use the old bytes, and another
+ * when it has been waited for, as to those who want the new ones. */
 void race_flight(const void *s, size_t n, bool begins, const char *file, int line)
 {
     size_t at = (size_t)(static_cast<const unsigned char *>(s) - self->shared);
@@ -344,9 +349,9 @@ void race_flight(const void *s, size_t n, bool begins, const char *file, int lin
     for (size_t i = 0; i < n / 4; i++) flight[at / 4 + i] = (uint16_t)(me()->index + 1);
 }
 
-/* --- bank conflicts of plain accesses ---
- * What each lane does between two meetings of its warp is written down, and compared when they meet: the
- * lanes' next accesses from the same instruction are taken to be one access of the warp. */
+/* --- bank conflicts of plain accesses --- What each lane does between two meetings of its warp is
+ * written down, and compared when they meet: the lanes' next accesses from the same instruction are
+ * taken to be one access of the warp. */
 
 struct plain {
     const void *pc;
@@ -426,7 +431,8 @@ static void seen(const void *p, size_t n, bool write, const void *pc)
     engine *e = self;
     if (!current || !e || current == &e->main) return;
     if (in_shared(e, p)) {
-        if (e->options.banks) write_down(me(), pc, (size_t)(static_cast<const unsigned char *>(p) - e->shared), n);
+        size_t at = (size_t)(static_cast<const unsigned char *>(p) - e->shared);
+        if (e->options.banks) write_down(me(), pc, at, n);
     } else if (in_arena(p)) {
         if (write) e->stats.stored += n;
         else e->stats.loaded += n;

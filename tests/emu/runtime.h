@@ -122,7 +122,7 @@ struct engine {
     bool fault_time;
     unsigned char *stacks;
     bool abandoned;             /* the last block failed, and threads were left on their stacks */
-    volatile bool switching;    /* the sanitizer has been told of one stack, and we are on another */
+    volatile bool switching;    /* the sanitizer thinks of one stack, and we are on another */
     void *main_bottom;          /* the sanitizer's idea of the OS thread's stack */
     size_t main_size;
 };
@@ -141,8 +141,8 @@ void give_turn();             /* the caller stays ready, but others are asked fi
 void kernel_thread();         /* what a fiber runs (launch.cc) */
 uint64_t random_bits(engine *e);
 
-/* warp.cc. last_to_arrive is true for the last lane: it does the work, then calls wake. Others come back
- * when that is done. */
+/* warp.cc. last_to_arrive is true for the last lane: it does the work, then calls wake. Others come
+ * back when that is done. */
 bool last_to_arrive(warp *w, uint32_t mask, const char *what, const char *file, int line);
 void wake(warp *w, uint32_t lanes);
 bool thread_left(engine *e, fiber *f);
@@ -150,6 +150,7 @@ void describe_stuck(engine *e);
 
 /* Ends the grid: the message of the first failure stays. In a fiber it does not come back. */
 __attribute__((format(printf, 1, 2))) void fail(const char *format, ...);
+void fail_outside_global(const char *who, const void *p);
 const char *short_name(const char *file);
 
 /* memory.cc */
@@ -191,7 +192,7 @@ void race_atomic(const void *p, size_t n, const char *file, int line);
 void race_once(const void *p, size_t n, const char *file, int line); /* by load16 */
 void race_flight(const void *p, size_t n, bool begins, const char *file, int line);
 void race_forget(struct allocation *a);
-void race_meet(warp *w, uint32_t lanes); /* their accesses up to here are complete: bank conflicts */
+void race_meet(warp *w, uint32_t lanes); /* counts bank conflicts of what lies behind them */
 
 } // namespace emu
 

@@ -6,9 +6,10 @@
  *     B: b0 k 0-7, b1 k 8-15; the matrix's rows are B's columns
  *     C: c0, c1 row g, columns 2t, 2t + 1; c2, c3 row g + 8
  *
- * So a register of all 32 lanes, side by side, is a matrix row by row, and needs no gathering. Products of
- * halves are exact in float; they are added to C in the order of k, each sum rounded. The GPU's order and
- * rounding are its own: tests must leave room for that, and results here do not depend on the CPU.
+ * So a register of all 32 lanes, side by side, is a matrix row by row, and needs no gathering.
+ * Products of halves are exact in float; they are added to C in the order of k, each sum rounded.
+ * The GPU's order and rounding are its own: tests must leave room for that, and results here do not
+ * depend on the CPU.
  */
 #include <string.h>
 
@@ -195,7 +196,8 @@ static void multiply(warp *w, bool bf16)
     multiply_plain(w, bf16);
 }
 
-void mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1, bool bf16, const char *file, int line)
+void mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1, bool bf16, const char *file,
+         int line)
 {
     fiber *f = me();
     warp *w = f->warp;

@@ -1,7 +1,7 @@
 /*
- * The emulator itself: what it computes against plain definitions, under every schedule and timing of
- * copies; and each mistake that it must report, by its message. Races are asked for in the build whose
- * kernels report loads and stores; the other build shows that it finds what it can without.
+ * The emulator itself: what it computes against plain definitions, under every schedule and timing
+ * of copies; and each mistake that it must report, by its message. Races are asked for in the build
+ * whose kernels report loads and stores; the other build shows that it finds what it can without.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -94,8 +94,8 @@ template <class F> static void every_way(F f)
     set(EMU_FORWARD, EMU_AT_ISSUE, 0);
 }
 
-/* A mistake is reported under every schedule in the race build. Without it, under at least one it is
- * seen in the values: `f` gives whether they were wrong. */
+/* A mistake is reported under every schedule in the race build. Without it, under at least one it
+ * is seen in the values: `f` gives whether they were wrong. */
 template <class F> static void always_a_race(const char *part, F run)
 {
     int wrong = 0;
@@ -174,7 +174,8 @@ static void syncwarp_orders_a_warp(void **)
         expect_ok(run(PROBE_RIGHT, &wrong));
         assert_false(wrong);
     });
-    always_a_race("no barrier lies between", [&](bool *wrong) { return run(PROBE_NO_BARRIER, wrong); });
+    always_a_race("no barrier lies between",
+                  [&](bool *wrong) { return run(PROBE_NO_BARRIER, wrong); });
 }
 
 static void bytes_have_their_own_past(void **)
@@ -289,7 +290,7 @@ static void loads_of_16_bytes(void **)
            "load16, probe.cu:");
     expect(launch("probe_load", 3, 64, 0, in.p, out.p, 0, PROBE_MISALIGNED_GLOBAL), "misaligned");
     expect(launch("probe_load", 3, 64, 0, in.p, out.p, 0, PROBE_OUTSIDE_GLOBAL),
-           "offset 3072 is not in the allocation of 3072 bytes");
+           "offset 3072 of an allocation of 3072 bytes");
     if (emu_race_build())
         expect(launch("probe_load", 3, 64, 0, in.p, out.p, 0, PROBE_WRITTEN_BEFORE),
                "load16 is for what the grid does not write");
@@ -414,7 +415,7 @@ static void threads_that_do_not_meet(void **)
         expect(m, "__syncthreads, probe.cu:");
         expect(m, "has left the kernel");
         m = launch("probe_meet", 1, 128, 0, nullptr, out.p, 0, PROBE_NOBODY_COMES);
-        expect(m, "deadlock: 32 threads never leave; thread 0 (warp 0, lane 0) waits at bar_sync 4");
+        expect(m, "deadlock: 32 threads never leave; thread 0 (warp 0, lane 0) waits at bar_sync");
         expect_ok(launch("probe_meet", 1, 128, 0, nullptr, out.p, 0));
         for (unsigned t = 0; t < 128; t++) assert_int_equal(out[t], t);
     });
@@ -475,7 +476,7 @@ static void copies_arrive(void **)
         expect(run(PROBE_MISALIGNED_SHARED, &wrong), "misaligned: shared offset");
         expect(run(PROBE_MISALIGNED_GLOBAL, &wrong), "misaligned: global address");
         expect(run(PROBE_OUTSIDE_SHARED, &wrong), "is not in the 3072 bytes of shared memory");
-        expect(run(PROBE_OUTSIDE_GLOBAL, &wrong), "is not in the allocation of 5120 bytes");
+        expect(run(PROBE_OUTSIDE_GLOBAL, &wrong), " of an allocation of 5120 bytes");
     });
     always_a_race("in flight", [&](bool *w) { return run(PROBE_NO_WAIT, w); });
     always_a_race("", [&](bool *w) { return run(PROBE_NO_BARRIER, w); });
@@ -519,8 +520,8 @@ static void matrices_are_loaded(void **)
         every_way([&] { expect(run(16, PROBE_NO_BARRIER, &conflicts), "race: "); });
 }
 
-/* A B of random halves with c, against float64. A term is exact in float; what is left is the rounding
- * of sixteen sums, each at most half a unit of the largest. */
+/* A B of random halves with c, against float64. A term is exact in float; what is left is the
+ * rounding of sixteen sums, each at most half a unit of the largest. */
 static void products_of_fragments(void **)
 {
     buffer<uint16_t> m(384);
@@ -535,7 +536,8 @@ static void products_of_fragments(void **)
             float f = (float)((int32_t)random32(&state) - (1 << 30)) * 0x1p-30f * 4.0f;
             m[i] = bf16 ? kvp__f32_to_bf16(f) : kvp__f32_to_f16(f);
         }
-        for (size_t i = 0; i < 128; i++) before[i] = c[i] = (float)(random32(&state) & 0xffff) / 4096;
+        for (size_t i = 0; i < 128; i++)
+            before[i] = c[i] = (float)(random32(&state) & 0xffff) / 4096;
         expect_ok(launch("probe_mma", 1, 32, 0, m.p, c.p, 1, bf16 ? PROBE_BF16 : PROBE_RIGHT));
         for (unsigned row = 0; row < 16; row++)
             for (unsigned n = 0; n < 8; n++) {
@@ -611,8 +613,8 @@ static void check_halves(buffer<float> &in, buffer<uint32_t> &out)
     }
 }
 
-/* Every value of a half, the middle between it and the next, and what lies beside both; and floats of
- * random bits. */
+/* Every value of a half, the middle between it and the next, and what lies beside both; and floats
+ * of random bits. */
 static void floats_become_halves(void **)
 {
     const uint32_t n = 1 << 17;
@@ -634,7 +636,8 @@ static void floats_become_halves(void **)
         check_halves(in, out);
     }
     uint64_t state = 1;
-    for (uint32_t i = 0; i < n; i++) in[i] = kvp__bits_float(random32(&state) ^ random32(&state) << 8);
+    for (uint32_t i = 0; i < n; i++)
+        in[i] = kvp__bits_float(random32(&state) ^ random32(&state) << 8);
     check_halves(in, out);
 }
 
@@ -648,8 +651,9 @@ static bool near_to(float got, double want, double relative)
 static void functions(void **)
 {
     buffer<float> in(96), out(384);
-    const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN, 0x1p-140f, 0x1p-127f,
-                             0x1p127f, -150.0f, 128.0f, 0x1.8p-126f, -0x1p126f};
+    const float special[] = {0.0f,      -0.0f,     1.0f,     -1.0f,   INFINITY, -INFINITY,   NAN,
+                             0x1p-140f, 0x1p-127f, 0x1p127f, -150.0f, 128.0f,   0x1.8p-126f,
+                             -0x1p126f};
     uint64_t state = 9;
     for (int round = 0; round < 50; round++) {
         for (size_t i = 0; i < 96; i++) {
@@ -662,7 +666,9 @@ static void functions(void **)
             float flushed = fabsf(x) < 0x1p-126f ? copysignf(0, x) : x;
             const float *o = &out[12 * i];
             double reciprocal = 1.0 / (double)flushed, power = exp2((double)flushed);
-            assert_true(near_to(o[0], power >= 0x1p128 ? INFINITY : power < 0x1p-126 ? 0 : power, 1e-6));
+            if (power >= 0x1p128) power = INFINITY;
+            if (power < 0x1p-126) power = 0;
+            assert_true(near_to(o[0], power, 1e-6));
             assert_true(near_to(o[1], log2((double)flushed), 1e-6));
             assert_true(near_to(o[2], fabs(reciprocal) < 0x1p-126 ? 0 : reciprocal, 1e-6));
             assert_true(near_to(o[3], tanh((double)x), 1e-6));
@@ -698,7 +704,8 @@ static void atomics(void **)
         expect(launch("probe_atomic", 3, 256, 8, nullptr, out.p, 0, PROBE_MISALIGNED_SHARED),
                "atomic_add, probe.cu:");
         out.clear();
-        const char *m = launch("probe_atomic", 1, 256, 8, nullptr, out.p, 0, PROBE_PLAIN_AND_ATOMIC);
+        const char *m =
+            launch("probe_atomic", 1, 256, 8, nullptr, out.p, 0, PROBE_PLAIN_AND_ATOMIC);
         if (emu_race_build()) expect(m, "race: ");
     });
 }

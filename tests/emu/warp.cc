@@ -1,7 +1,7 @@
 /*
- * What lanes do together. A lane leaves its operands with its warp and waits; the last to arrive does
- * the work for all of them, so that a collective costs one pass over data that lies side by side. Lanes
- * that arrive elsewhere, or that have left, end the grid with both places named.
+ * What lanes do together. A lane leaves its operands with its warp and waits; the last to arrive
+ * does the work for all of them, so that a collective costs one pass over data that lies side by
+ * side. Lanes that arrive elsewhere, or that have left, end the grid with both places named.
  *
  * A barrier is a collective of each warp, whose last lane then counts its warp in.
  *
@@ -30,12 +30,14 @@ void wake(warp *w, uint32_t lanes)
 
 static bool same_place(const place &a, const place &b)
 {
-    return a.line == b.line && a.what == b.what && (a.file == b.file || !__builtin_strcmp(a.file, b.file));
+    return a.line == b.line && a.what == b.what &&
+           (a.file == b.file || !__builtin_strcmp(a.file, b.file));
 }
 
 static const char *who(const fiber *f, char (&text)[48])
 {
-    snprintf(text, sizeof text, "thread %u (warp %u, lane %u)", f->index, f->index / LANES, f->lane);
+    snprintf(text, sizeof text, "thread %u (warp %u, lane %u)", f->index, f->index / LANES,
+             f->lane);
     return text;
 }
 
@@ -121,7 +123,8 @@ static void barrier_done(engine *e, barrier *b)
     }
 }
 
-/* The last lane of a warp: counts the warp in. It goes on if the barrier is complete, else waits. */
+/* The last lane of a warp: counts the warp in. It goes on if the barrier is complete, else waits.
+ * */
 static void warp_at_barrier(unsigned id, unsigned threads, const place &here)
 {
     engine *e = self;
@@ -204,7 +207,8 @@ bool thread_left(engine *e, fiber *f)
     return true;
 }
 
-/* Where a thread waits that has not left: in a meeting of its warp, or with its warp at a barrier. */
+/* Where a thread waits that has not left: in a meeting of its warp, or with its warp at a barrier.
+ * */
 static const place &where_it_waits(const fiber *f)
 {
     const warp *w = f->warp;
