@@ -110,6 +110,7 @@ kvp_status kvp__cuda_prepare(kvp__runner *r, const kvp__work *work);
 kvp_status kvp__cuda_launch(kvp__runner *r);
 void kvp__cuda_cancel(kvp__runner *r);
 kvp_status kvp__cuda_poll(const kvp__runner *r);
+const char *kvp__cuda_why(const kvp__runner *r);
 kvp_status kvp__cuda_begin(kvp__runner *r, const kvp__work *work, kvp_error *err);
 kvp_status kvp__cuda_attend(kvp__runner *r, const kvp__work *work, const kvp__attend *a,
                             kvp_error *err);

@@ -90,6 +90,8 @@ static bool usable(const kvp__cuda_found *f, uint32_t ordinal, card *c, char *wh
     return false;
 }
 
+static bool built(void) { return kvp__cuda_load()->n_images != 0; }
+
 static uint32_t count(void)
 {
     char why[128];
@@ -341,6 +343,7 @@ const kvp__device kvp__cuda_device = {
     .name = "cuda",
     .max_ordinals = MAX_ORDINALS,
     .asynchronous = true,
+    .built = built,
     .count = count,
     .describe = describe,
     .packed_bytes = kvp__cuda_packed_bytes,
@@ -357,6 +360,7 @@ const kvp__device kvp__cuda_device = {
     .launch = kvp__cuda_launch,
     .cancel = kvp__cuda_cancel,
     .poll = kvp__cuda_poll,
+    .why = kvp__cuda_why,
     .begin = kvp__cuda_begin,
     .attend = kvp__cuda_attend,
     .peek = peek,

@@ -124,7 +124,7 @@ static void take_all(arena *m, kvp__runner *r)
     kvp__cuda_shape most;
     kvp__cuda_upload u;
     kvp__cuda_most(r, r->max_rows, r->max_seqs, r->max_outputs, &most);
-    if (!kvp__cuda_place_upload(&u, &most, g->n_groups)) m->overflow = true;
+    kvp__cuda_place_upload(&u, &most, g->n_groups);
     r->upload_bytes = kvp__round_up(u.bytes, KVP__CUDA_ALIGN);
     r->upload_at = take(m, r->upload_bytes, 1);
 }
@@ -177,26 +177,12 @@ uint64_t kvp__cuda_workspace_bytes(const kvp__model *m, uint32_t max_rows, uint3
 
 /* --- memory of the host's, pinned and not --- */
 
-typedef struct room {
-    uint8_t *memory; /* NULL: counting */
-    uint64_t used;
-    bool overflow;
-} room;
-
-static void *take_room(room *m, uint64_t count, uint64_t size)
+static void *take_room(arena *m, uint64_t count, uint64_t size)
 {
-    uint64_t bytes, end;
-    if (!kvp__mul(count, size, &bytes) || !kvp__add(m->used, bytes, &end) ||
-        end > UINT64_MAX - KVP__CACHE_LINE) {
-        m->overflow = true;
-        return NULL;
-    }
-    void *p = m->memory ? m->memory + m->used : NULL;
-    m->used = kvp__round_up(end, KVP__CACHE_LINE);
-    return p;
+    return (void *)(uintptr_t)take(m, count, size);
 }
 
-static void take_host(room *m, kvp__runner *r)
+static void take_host(arena *m, kvp__runner *r)
 {
     r->order = take_room(m, r->max_outputs, sizeof *r->order);
     r->patches = take_room(m, r->max_patches, sizeof *r->patches);
@@ -211,20 +197,17 @@ static void take_host(room *m, kvp__runner *r)
     }
 }
 
-static kvp_status no_room(uint64_t bytes, kvp_error *err)
-{
-    return kvp__fail_need(err, KVP_ERR_NO_MEMORY, bytes, 0,
-                          "no memory for a workspace of %llu bytes", (unsigned long long)bytes);
-}
-
 static kvp_status make_room(kvp__runner *r, kvp_error *err)
 {
-    room m = {NULL, 0, false};
+    arena m = {0};
     take_host(&m, r);
-    r->room_bytes = m.used;
-    if (!m.overflow && m.used <= SIZE_MAX) r->room = kvp__map((size_t)m.used);
-    if (!r->room) return no_room(m.used, err);
-    m = (room){r->room, 0, false};
+    r->room = m.overflow || m.used > SIZE_MAX ? NULL : kvp__alloc(&r->hooks, (size_t)m.used);
+    if (!r->room)
+        return kvp__fail_need(err, KVP_ERR_NO_MEMORY, m.used, 0,
+                              "no memory for a batch's lists of %llu bytes",
+                              (unsigned long long)m.used);
+    r->room_bytes = (size_t)m.used;
+    m = (arena){.memory = (uintptr_t)r->room};
     take_host(&m, r);
     return KVP_OK;
 }
@@ -232,8 +215,7 @@ static kvp_status make_room(kvp__runner *r, kvp_error *err)
 static kvp_status pin(kvp__runner *r, uint64_t bytes, void *out, kvp_error *err)
 {
     void *p = NULL;
-    kvp__cu_result e = bytes > SIZE_MAX ? KVP__CU_OUT_OF_MEMORY
-                                        : r->card.cu->cuMemHostAlloc(&p, (size_t)bytes, 0);
+    kvp__cu_result e = r->card.cu->cuMemHostAlloc(&p, (size_t)bytes, 0);
     if (e == KVP__CU_OUT_OF_MEMORY)
         return kvp__fail_need(err, KVP_ERR_NO_MEMORY, bytes, 0,
                               "device cuda:%u: no pinned memory: %llu bytes were asked",
@@ -246,10 +228,8 @@ static kvp_status pin(kvp__runner *r, uint64_t bytes, void *out, kvp_error *err)
 
 static kvp_status pin_all(kvp__runner *r, kvp_error *err)
 {
-    uint64_t uploads;
     r->n_uploads = r->arch ? 1 : KVP__CUDA_UPLOADS;
-    if (!kvp__mul(r->upload_bytes, r->n_uploads, &uploads)) return no_room(UINT64_MAX, err);
-    kvp_status s = pin(r, uploads, &r->uploads, err);
+    kvp_status s = pin(r, r->upload_bytes * r->n_uploads, &r->uploads, err);
     if (s == KVP_OK && r->arch) s = pin(r, r->results_bytes, &r->results_host, err);
     if (s == KVP_OK) s = pin(r, r->shadow_bytes, &r->shadow, err);
     if (s != KVP_OK) return s;
@@ -369,7 +349,7 @@ static kvp_status fill(kvp__runner *r, const kvp__runner_options *o, kvp_error *
     if (s == KVP_OK) s = find_kernels(r, err);
     arena count = {0};
     take_all(&count, r);
-    if (s == KVP_OK && count.overflow) s = no_room(UINT64_MAX, err);
+    if (count.overflow) count.used = UINT64_MAX; /* which no card has */
     if (s == KVP_OK)
         s = kvp__cuda_take(&r->card, count.used, "a batch's workspace", &r->memory, err);
     if (s != KVP_OK) return s;
@@ -436,7 +416,7 @@ void kvp__cuda_runner_destroy(kvp__runner *r)
         kvp__cuda_leave(&r->card);
     }
     kvp__cuda_close(&r->card);
-    if (r->room) kvp__unmap(r->room, (size_t)r->room_bytes);
+    kvp__free(&h, r->room, r->room_bytes);
     kvp__free(&h, r, sizeof *r);
 }
 
@@ -502,8 +482,20 @@ static kvp_status refuse_capture(kvp__runner *r)
     if (!r->of_host) return KVP_OK;
     kvp__cu_result e = r->card.cu->cuStreamIsCapturing(r->stream, &capturing);
     if (e) return kvp__cuda_fail(&r->card, NULL, e, "the host's stream");
-    return capturing == KVP__CU_CAPTURE_NONE ? KVP_OK : KVP_ERR_UNSUPPORTED;
+    if (capturing == KVP__CU_CAPTURE_NONE) return KVP_OK;
+    snprintf(r->words, sizeof r->words, "the host is recording its stream");
+    return KVP_ERR_UNSUPPORTED;
 }
+
+static void put_words(kvp__runner *r, const char *what, kvp__cu_result e, bool blas)
+{
+    const char *name = NULL;
+    if (blas || r->card.cu->cuGetErrorName(e, &name) || !name) name = blas ? "cuBLAS" : "error";
+    snprintf(r->words, sizeof r->words, "%.48s: %.32s (%d)", what, name, e);
+    kvp__log(&r->hooks, KVP_LOG_ERROR, "device cuda:%u: %s", (unsigned)r->card.ordinal, r->words);
+}
+
+const char *kvp__cuda_why(const kvp__runner *r) { return r->words[0] ? r->words : NULL; }
 
 /* Everything that was put on the stream is passed over or over when this returns: the one place
  * where a step waits, and then it has failed. */
@@ -511,10 +503,7 @@ static kvp_status give_up(kvp__runner *r)
 {
     kvp_status s = r->blas_error ? KVP_ERR_INTERNAL
                                  : kvp__cuda_fail(&r->card, NULL, r->error, r->what);
-    const char *name = NULL;
-    if (r->blas_error || r->card.cu->cuGetErrorName(r->error, &name) || !name) name = "cuBLAS";
-    kvp__log(&r->hooks, KVP_LOG_ERROR, "device cuda:%u: %s: %s (%d)", (unsigned)r->card.ordinal,
-             r->what, name, r->error);
+    put_words(r, r->what, r->error, r->blas_error);
     atomic_store(&r->cancelled, 1);
     (void)r->card.cu->cuStreamSynchronize(r->stream);
     atomic_store(&r->state, KVP__CUDA_IDLE);
@@ -577,7 +566,7 @@ kvp_status kvp__cuda_poll(const kvp__runner *runner)
         kvp__cu_result e = ask(r);
         asked = true;
         if (e == KVP__CU_SUCCESS || e == KVP__CU_NOT_READY) continue; /* it may have ended since */
-        atomic_store(&r->lost, 1);
+        if (!atomic_exchange(&r->lost, 1)) put_words(r, "a step", e, false);
         (void)atomic_compare_exchange_strong(&r->state, &state, KVP__CUDA_LOST);
     }
 }

@@ -125,7 +125,7 @@ struct kvp__runner {
 
     /* the host's */
     void *room;                   /* what follows */
-    uint64_t room_bytes;
+    size_t room_bytes;
     kvp__cuda_plan plans[KVP__MAX_GROUPS];
     uint32_t *order;              /* [max_outputs]: the work's output, by the device's order */
     kvp__cuda_patch *patches;
@@ -150,6 +150,7 @@ struct kvp__runner {
     kvp__cu_result error;
     const char *what;
     bool blas_error;              /* `error` is cuBLAS's */
+    char words[96];               /* what was said of it; "": nothing */
 
     _Atomic uint32_t state, cancelled, lost;
 };
@@ -167,9 +168,8 @@ static inline void *kvp__cuda_sent(const kvp__runner *r, uint64_t offset)
 
 /* --- step.c --- */
 
-/* The bytes of an upload of this shape, and where its sections lie. False: more than 64 bits hold.
- * */
-bool kvp__cuda_place_upload(kvp__cuda_upload *u, const kvp__cuda_shape *s, uint32_t n_groups);
+/* The bytes of an upload of this shape, and where its sections lie. */
+void kvp__cuda_place_upload(kvp__cuda_upload *u, const kvp__cuda_shape *s, uint32_t n_groups);
 
 /* The most that any step of so many rows and sequences can have. */
 void kvp__cuda_most(const kvp__runner *r, uint32_t rows, uint32_t seqs, uint32_t outputs,

@@ -583,7 +583,10 @@ void a_lost_device(void **)
         assert_int_equal(s, KVP_ERR_DEVICE_LOST);
         assert_true(now_ns() - start < 1000000000u);
         kvp_batch_last_error(h.batch, &h.err);
-        assert_non_null(strstr(h.err.text, "device"));
+        assert_string_equal(h.err.text, when == 0 ? "the device stopped working: a step: "
+                                                    "CUDA_ERROR_ILLEGAL_ADDRESS (700)"
+                                                  : "the device took no step: a copy of a step: "
+                                                    "CUDA_ERROR_ILLEGAL_ADDRESS (700)");
         for (User &u : users) {
             kvp_seq_info info = {};
             info.size = sizeof info;
@@ -767,6 +770,18 @@ struct Cuda {
 
     void finish() { assert_int_equal(cu->cuStreamSynchronize(stream), 0); }
 };
+
+void what_the_library_was_built_with(void **)
+{
+    assert_int_equal(kvp_feature("cpu"), 1);
+    emu_install(nullptr);
+    assert_int_equal(kvp_feature("cuda"), 1);
+    kvp__cuda_found bare = *kvp__cuda_load();
+    bare.n_images = 0;
+    kvp__cuda_use(&bare);
+    assert_int_equal(kvp_feature("cuda"), 0);
+    emu_uninstall();
+}
 
 int released;
 void count_release(void *, void *) { released++; }
@@ -1192,6 +1207,7 @@ int main()
         cmocka_unit_test(memory_that_does_not_suffice),
         cmocka_unit_test(every_allocation_refused_once),
         cmocka_unit_test(two_devices_and_the_cpu),
+        cmocka_unit_test(what_the_library_was_built_with),
         cmocka_unit_test(a_slab_and_a_stream_of_the_hosts),
         cmocka_unit_test(an_own_model_attends_to_device_memory),
         cmocka_unit_test(smollm2),
