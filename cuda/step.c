@@ -18,26 +18,18 @@
 
 /* --- where things lie --- */
 
-typedef struct sections {
-    uint64_t used;
-    bool overflow;
-} sections;
-
-static uint64_t section(sections *s, uint64_t count, uint64_t size)
+/* Counts of 32 bits, a few dozen of them: their bytes fit into 64. */
+static uint64_t section(uint64_t *used, uint32_t count, uint64_t size)
 {
-    uint64_t at = s->used, bytes, end;
-    if (!kvp__mul(count, size, &bytes) || !kvp__add(at, bytes, &end) || end > UINT64_MAX - 16) {
-        s->overflow = true;
-        return 0;
-    }
-    s->used = kvp__round_up(end, 16);
+    uint64_t at = *used;
+    *used = kvp__round_up(at + count * size, 16);
     return at;
 }
 
 /* Patches are last: as many as there are of them are sent. */
-bool kvp__cuda_place_upload(kvp__cuda_upload *u, const kvp__cuda_shape *shape, uint32_t n_groups)
+void kvp__cuda_place_upload(kvp__cuda_upload *u, const kvp__cuda_shape *shape, uint32_t n_groups)
 {
-    sections s = {0};
+    uint64_t s = 0;
     (void)section(&s, 1, sizeof(kvp__cuda_step));
     u->tokens = section(&s, shape->rows, sizeof(int32_t));
     u->positions = section(&s, shape->rows, sizeof(uint32_t));
@@ -53,8 +45,7 @@ bool kvp__cuda_place_upload(kvp__cuda_upload *u, const kvp__cuda_shape *shape, u
     }
     u->copies = section(&s, shape->copies, sizeof(kvp__cuda_copy));
     u->patches = section(&s, shape->patches, sizeof(kvp__cuda_patch));
-    u->bytes = s.used;
-    return !s.overflow;
+    u->bytes = s;
 }
 
 /* --- block tables --- */
@@ -164,10 +155,9 @@ static void most_of_group(const kvp__runner *r, uint32_t group, uint32_t rows, u
                           .v_format = r->v_format};
     kvp__cuda_limits l = {.max_rows = rows, .max_seqs = seqs, .max_positions = r->max_positions,
                           .sms = r->card.sms};
-    kvp__cuda_plan p;
-    /* It cannot fail: the runner's own limits are larger. */
-    if (kvp__cuda_plan_place(&p, &r->model->geometry.groups[group], group, &layout, &l, NULL) < 0)
-        return;
+    kvp__cuda_plan p = {0};
+    /* It cannot fail, since the runner's own limits are larger; if it did, no step would fit. */
+    (void)kvp__cuda_plan_place(&p, &r->model->geometry.groups[group], group, &layout, &l, NULL);
     memcpy(out->items, p.most_items, sizeof out->items);
     out->all_items = p.max_items;
     out->rows = rows;
@@ -264,7 +254,7 @@ static void choose_bucket(kvp__runner *r)
     uint32_t b;
     kvp__cuda_shape most;
     r->bucket = KVP__CUDA_BUCKETS;
-    if (r->graphs_off || r->whole_tables || r->work->n_outputs == 0 || r->work->n_copies ||
+    if (r->graphs_off || r->whole_tables || r->work->n_outputs == 0 ||
         !kvp__cuda_bucket_shape(r, r->tile_set, &b, &most))
         return;
     cut_tiles(r, most.outputs, false);
@@ -321,7 +311,7 @@ void kvp__cuda_fill_upload(kvp__runner *r, const kvp__cuda_shape *s, uint8_t *to
     uint32_t n_groups = r->model->geometry.n_groups;
     kvp__cuda_step step = {.n_rows = w->n_rows, .n_seqs = w->n_seqs, .n_outputs = w->n_outputs,
                            .n_patches = r->n_patches, .n_copies = w->n_copies};
-    (void)kvp__cuda_place_upload(&r->upload, s, n_groups);
+    kvp__cuda_place_upload(&r->upload, s, n_groups);
     fill_rows(r, to);
     if (r->arch) fill_outputs(r, to);
     for (uint32_t g = 0; g < n_groups; g++) {

@@ -720,10 +720,15 @@ static void a_card_describes_itself(void **)
     assert_string_equal(i.name, "cuda:0");
     assert_non_null(strstr(i.description, "9.0"));
     assert_true(i.memory_bytes > 0);
+    assert_int_equal(rig_count(), 1);
     rig_describe(3, &i);
     assert_int_equal(i.usable, 0);
     assert_string_equal(i.name, "cuda:3");
     assert_non_null(strstr(i.description, "there is 1 CUDA card"));
+    emu_driver_fail("cuDeviceTotalMem", 1, KVP__CU_INVALID_VALUE);
+    rig_describe(0, &i);
+    assert_int_equal(i.usable, 0);
+    assert_non_null(strstr(i.description, "does not answer"));
     emu_driver_fail("cuInit", 1, 803);
     rig_describe(0, &i);
     assert_int_equal(i.usable, 0);
@@ -748,6 +753,61 @@ static void a_card_describes_itself(void **)
     rig_describe(0, &i);
     assert_int_equal(i.usable, 0);
     assert_string_equal(i.description, "no CUDA driver");
+    emu_uninstall();
+}
+
+/* Matrices of one stage that cannot lie in one. */
+static void a_model_of_mixed_types(void **)
+{
+    install();
+    gw_model m = tiny("llama", 8);
+    m.head_dim = 32;
+    rig_options o = plain(&m);
+    o.mixed = true;
+    rig *r = open_or_fail(&o);
+    generate(r, "mixed types", 3, 3);
+    rig_close(r);
+    expect_clean();
+    emu_uninstall();
+}
+
+/* The host refuses the n-th allocation, for every n. */
+static void every_allocation_can_be_refused(void **)
+{
+    gw_model m = tiny("llama", 8);
+    m.layers = 1;
+    rig_options o = plain(&m);
+    o.no_cpu = true;
+    bool refused = true;
+    for (o.refuse = 1; refused; o.refuse++) {
+        kvp_error err;
+        memset(&err, 0, sizeof err);
+        err.size = sizeof err;
+        install();
+        rig *r = rig_open(&o, &err);
+        refused = rig_refused();
+        assert_true((r == NULL) == refused);
+        if (!r) assert_int_equal(err.status, KVP_ERR_NO_MEMORY);
+        rig_close(r);
+        expect_clean();
+        emu_uninstall();
+    }
+    assert_true(o.refuse > 5);
+}
+
+/* `done` is waited for: after poll nobody is in the host's functions. */
+static void a_done_that_takes_its_time(void **)
+{
+    install(EMU_THREAD);
+    gw_model m = tiny("llama", 0);
+    rig_options o = plain(&m);
+    o.no_cpu = true;
+    o.slow_done_us = 30000;
+    rig *r = open_or_fail(&o);
+    rig_part p = {rig_seq(r, 20), 5, 1};
+    for (int i = 0; i < 3; i++) (void)rig_step(r, &p, 1);
+    rig_close(r);
+    expect_clean();
     emu_uninstall();
 }
 
@@ -1006,6 +1066,98 @@ static void a_step_on_a_stream_of_the_hosts(void **)
     emu_uninstall();
 }
 
+static void models_and_shapes_that_cannot_be_placed(void **)
+{
+    kvp_error err;
+    memset(&err, 0, sizeof err);
+    err.size = sizeof err;
+    install();
+    assert_int_equal(rig_place_odd(RIG_GEOMETRY, &err), KVP_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "geometry"));
+    static const rig_oddity odd[] = {RIG_HUGE, RIG_VECTOR, RIG_INPUTS};
+    for (rig_oddity which : odd) {
+        memset(err.text, 0, sizeof err.text);
+        assert_int_equal(rig_place_odd(which, &err), KVP_ERR_UNSUPPORTED);
+        assert_non_null(strstr(err.text, "tensor blk.0."));
+    }
+    assert_int_equal(rig_place_odd(RIG_HUGE_WORKSPACE, &err), KVP_ERR_TOO_LARGE);
+    assert_int_equal(rig_place_odd(RIG_PACKED_FILE, NULL), KVP_OK);
+    assert_non_null(strstr(rig_log(), "weights.packed: only the CPU"));
+    expect_clean();
+    emu_uninstall();
+
+    kvp_geometry g;
+    kvp_layer_group groups[2];
+    rig_options o = own_model(&g, groups);
+    o.no_cpu = true;
+    install();
+    groups[1].key_dim = groups[1].value_dim = 33;
+    assert_null(rig_open(&o, &err));
+    assert_int_equal(err.status, KVP_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "group 1: head sizes 33 and 33"));
+    groups[1].key_dim = groups[1].value_dim = DIM;
+    o.max_seqs = 4096;
+    o.max_positions = 1u << 30;
+    assert_null(rig_open(&o, &err));
+    assert_int_equal(err.status, KVP_ERR_TOO_LARGE);
+    expect_clean();
+
+    gw_model m = tiny("llama", 1);
+    o = plain(&m);
+    o.no_cpu = true;
+    static const struct {
+        const char *name;
+        kvp__cu_result error;
+        kvp_status status;
+    } fails[] = {{"cuModuleLoadData", KVP__CU_NO_BINARY, KVP_ERR_UNSUPPORTED},
+                 {"cuDevicePrimaryCtxRetain", 999, KVP_ERR_NO_DEVICE},
+                 {"cuModuleGetFunction", KVP__CU_NOT_FOUND, KVP_ERR_INTERNAL}};
+    for (auto &f : fails)
+        for (uint64_t n = 1; n < 3; n++) {
+            emu_driver_fail(f.name, n, f.error);
+            rig *r = rig_open(&o, &err);
+            emu_driver_fail(NULL, 0, 0);
+            /* A kernel is looked for in one module after another. */
+            if (r) assert_string_equal(f.name, "cuModuleGetFunction");
+            else assert_int_equal(err.status, f.status);
+            rig_close(r);
+            assert_string_equal(emu_driver_leaks(), "");
+            assert_int_equal(rig_live(), 0);
+        }
+    emu_uninstall();
+}
+
+/* More entries of tables than an upload takes: they are sent whole, and waited for. */
+static void whole_tables_of_a_hosts_own_model(void **)
+{
+    install(EMU_THREAD);
+    host h;
+    kvp_geometry g;
+    kvp_layer_group groups[2];
+    rig_options o = own_model(&g, groups);
+    o.stream = h.stream;
+    o.no_cpu = true;
+    o.block_tokens = 1;
+    o.blocks = 6000;
+    o.max_positions = 512;
+    rig *r = open_or_fail(&o);
+    std::vector<rig_part> parts;
+    for (int i = 0; i < 10; i++) {
+        parts.push_back({rig_seq(r, 510), 1, 1});
+        rig_pretend(r, parts.back().seq, 400);
+    }
+    assert_int_equal(rig_begin(r, parts.data(), 10, NULL), KVP_OK);
+    assert_int_equal(h.cu->cuStreamSynchronize(h.stream), 0);
+    assert_int_equal(emu_driver_counted().uploads, 1 + 1 + 2); /* constants; the step; two groups */
+    assert_int_equal(rig_begin(r, parts.data(), 10, NULL), KVP_OK);
+    assert_int_equal(h.cu->cuStreamSynchronize(h.stream), 0);
+    assert_int_equal(emu_driver_counted().uploads, 5);
+    rig_close(r);
+    h.end();
+    expect_clean();
+    emu_uninstall();
+}
+
 static void a_card_lost_under_a_hosts_own_model(void **)
 {
     static const char *const names[] = {"cuMemcpyHtoDAsync", "cuLaunchKernel", "cuEventRecord"};
@@ -1173,6 +1325,11 @@ int main(void)
         cmocka_unit_test_teardown(attention_for_a_hosts_own_model, restore),
         cmocka_unit_test_teardown(attention_in_a_graph_of_the_hosts, restore),
         cmocka_unit_test_teardown(a_host_may_be_steps_ahead, restore),
+        cmocka_unit_test_teardown(a_model_of_mixed_types, restore),
+        cmocka_unit_test_teardown(models_and_shapes_that_cannot_be_placed, restore),
+        cmocka_unit_test_teardown(every_allocation_can_be_refused, restore),
+        cmocka_unit_test_teardown(a_done_that_takes_its_time, restore),
+        cmocka_unit_test_teardown(whole_tables_of_a_hosts_own_model, restore),
         cmocka_unit_test_teardown(the_threads_floating_point_state_is_set_aside, restore),
         cmocka_unit_test_teardown(a_shared_prefix, restore),
         cmocka_unit_test_teardown(tables_are_sent_whole, restore),

@@ -1,4 +1,5 @@
 /* See device_rig.h. */
+#define _GNU_SOURCE
 #include "support/device_rig.h"
 
 #include "cpu/cpu.h"
@@ -12,6 +13,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 /* The device's table: its own header knows another kvp__store than the CPU's. */
@@ -74,6 +76,23 @@ const char *rig_log(void) { return last_log; }
 
 /* --- opening --- */
 
+/* A tiny model, two of whose matrices have another type. */
+static uint8_t *mixed_file(const gw_model *m, size_t *bytes)
+{
+    gw w;
+    uint64_t rng = 99, heads = m->heads ? m->heads : 4, kv = m->kv_heads ? m->kv_heads : 2;
+    uint64_t width = m->width ? m->width : heads * m->head_dim;
+    uint64_t feed_forward = m->feed_forward ? m->feed_forward : 2 * width;
+    gw_init(&w);
+    gw_skip(&w, "blk.0.attn_k.weight");
+    gw_skip(&w, "blk.0.ffn_up.weight");
+    gw_tiny_into(&w, m);
+    w.n_skip = 0;
+    gw_random(&w, "blk.0.attn_k.weight", KVP__F16, width, kv * m->head_dim, 0, 0.2f, &rng);
+    gw_random(&w, "blk.0.ffn_up.weight", KVP__F16, width, feed_forward, 0, 0.2f, &rng);
+    return gw_finish(&w, bytes);
+}
+
 static kvp_status open_model(rig *r, kvp_error *err)
 {
     if (r->o.geometry) {
@@ -82,7 +101,7 @@ static kvp_status open_model(rig *r, kvp_error *err)
     }
     size_t bytes;
     kvp__source source;
-    r->file = gw_tiny(r->o.model, &bytes);
+    r->file = r->o.mixed ? mixed_file(r->o.model, &bytes) : gw_tiny(r->o.model, &bytes);
     kvp__source_memory(&source, r->file, bytes);
     kvp_status s = kvp__model_load(&r->model, &memory.hooks, &source, err);
     r->model.activations = KVP_ACTIVATIONS_F32;
@@ -140,9 +159,60 @@ rig *rig_open(const rig_options *o, kvp_error *err)
             r->results[i].logits[k] = malloc(r->model.arch.vocabulary * sizeof(float));
     }
     if (!o->no_cpu) assert_int_equal(open_device(r, 0, NULL), KVP_OK);
+    memory.calls = 0;
+    memory.refuse = o->refuse;
     if (open_device(r, 1, err) == KVP_OK) return r;
     rig_close(r);
     return NULL;
+}
+
+uint32_t rig_count(void) { return kvp__cuda_device.count(); }
+bool rig_refused(void) { return memory.refuse && memory.calls >= memory.refuse; }
+
+kvp_status rig_place_odd(rig_oddity which, kvp_error *err)
+{
+    gw_model tiny = {.head_dim = 16, .type = KVP__Q8_0};
+    size_t bytes;
+    kvp__model m;
+    kvp__source source;
+    kvp__weights *w = NULL;
+    kvp__place how = {.threads = KVP_THREADS_INLINE};
+    heap_init(&memory);
+    memory.given.log = keep_line;
+    assert_int_equal(kvp__hooks_fill(&memory.hooks, &memory.given, NULL), KVP_OK);
+    last_log[0] = 0;
+    uint8_t *file = gw_tiny(&tiny, &bytes);
+    kvp__source_memory(&source, file, bytes);
+    assert_int_equal(kvp__model_load(&m, &memory.hooks, &source, NULL), KVP_OK);
+    kvp__arch whole = m.arch;
+    kvp__tensor odd = *m.arch.layers[0].q;
+    const kvp__tensor **place = &m.arch.layers[0].q;
+    if (which == RIG_GEOMETRY) m.arch.n_layers = 0;
+    if (which == RIG_HUGE) odd.dims[0] = odd.dims[1] = INT32_MAX / 32 * 32;
+    kvp__layer *l = &m.arch.layers[0];
+    if (which == RIG_HUGE) l->k = l->v = l->o = l->gate = l->up = l->down = &odd;
+    if (which == RIG_INPUTS) odd.dims[0] *= 2;
+    if (which == RIG_VECTOR) odd.n_dims = 1, place = &m.arch.layers[0].attn_norm;
+    if (which == RIG_PACKED_FILE) how.packed_file = "weights.packed";
+    const kvp__tensor *was = *place;
+    if (which != RIG_GEOMETRY) *place = &odd;
+    kvp_status s;
+    if (which == RIG_HUGE_WORKSPACE) {
+        m.arch.width = m.arch.feed_forward = UINT32_MAX;
+        uint64_t wide = kvp__cuda_device.workspace_bytes(&m, 1u << 30, 1, 16);
+        uint64_t many = kvp__cuda_device.workspace_bytes(&m, 16, 1u << 30, 1u << 30);
+        s = wide == UINT64_MAX && many == UINT64_MAX ? KVP_ERR_TOO_LARGE : KVP_OK;
+    } else {
+        uint64_t packed = kvp__cuda_device.packed_bytes(&m);
+        s = kvp__cuda_device.place(&m, &how, &w, err);
+        assert_int_equal(packed == 0, s != KVP_OK);
+    }
+    kvp__cuda_device.unplace(w);
+    *place = was;
+    m.arch = whole;
+    kvp__model_unload(&m);
+    free(file);
+    return s;
 }
 
 void rig_describe(uint32_t ordinal, kvp_device_info *out)
@@ -303,6 +373,13 @@ uint32_t rig_fork(rig *r, uint32_t seq, uint32_t n)
     return number;
 }
 
+void rig_pretend(rig *r, uint32_t seq, uint32_t n)
+{
+    assert_true(n <= r->seqs[seq].n);
+    cover(r, &r->seqs[seq], n);
+    r->seqs[seq].computed = n;
+}
+
 void rig_end(rig *r, uint32_t seq)
 {
     sequence *s = &r->seqs[seq];
@@ -355,7 +432,12 @@ static void on_chosen(void *user, uint32_t i, int32_t token, uint32_t bad)
     to->posts++;
 }
 
-static void on_done(void *user) { ((results *)user)->done++; }
+static void on_done(void *user)
+{
+    results *to = user;
+    if (to->rig->o.slow_done_us) usleep(to->rig->o.slow_done_us);
+    to->done++;
+}
 
 static void add_outputs(rig *r, const rig_part *p, uint32_t end_row, uint32_t end_position)
 {

@@ -30,6 +30,9 @@ typedef struct rig_options {
     uint32_t max_rows, max_seqs; /* 0: 64, 16 */
     uint32_t max_positions;     /* 0: 256 */
     bool no_cpu;                /* the CUDA device alone */
+    bool mixed;                 /* k and up of layer 0 are of another type than q, v and gate */
+    uint32_t slow_done_us;      /* `done` takes so long */
+    uint32_t refuse;            /* the CUDA device's n-th allocation of the host; 0: none */
     void *stream;               /* the host's */
     uint64_t (*slab)(uint64_t bytes); /* of the host's, for the KV blocks; NULL: none */
 } rig_options;
@@ -48,6 +51,22 @@ void rig_describe(uint32_t ordinal, kvp_device_info *out);
  * rose to the total, are stored. */
 kvp_status rig_place(const gw_model *m, uint32_t cancel_at, uint32_t fail_reads_at, uint32_t *calls,
                      bool *rose, kvp_error *err);
+
+/* How many CUDA devices there are. */
+uint32_t rig_count(void);
+/* Whether an allocation was refused. */
+bool rig_refused(void);
+
+/* Models that no file can be, given to place: how it answers. */
+typedef enum rig_oddity {
+    RIG_GEOMETRY,      /* no weights */
+    RIG_HUGE,          /* beyond 64 bits */
+    RIG_HUGE_WORKSPACE,
+    RIG_VECTOR,        /* a norm in blocks */
+    RIG_INPUTS,        /* k and q disagree on their inputs */
+    RIG_PACKED_FILE    /* nothing odd, but for a packed file */
+} rig_oddity;
+kvp_status rig_place_odd(rig_oddity which, kvp_error *err);
 
 /* Bytes that the device says a runner of this rig's limits takes, and that weights take. */
 uint64_t rig_workspace(const rig *r);
@@ -72,6 +91,8 @@ void rig_append(rig *r, uint32_t seq, int32_t token);
  * shared, the last one is copied in the next step. */
 uint32_t rig_fork(rig *r, uint32_t seq, uint32_t n);
 void rig_end(rig *r, uint32_t seq);
+/* The first n tokens count as computed, and have blocks, whatever is in them. */
+void rig_pretend(rig *r, uint32_t seq, uint32_t n);
 void rig_set_sampling(rig *r, uint32_t seq, const rig_sampling *s);
 
 /* The rows of a sequence that a step computes: the next `rows` of its tokens. */
