@@ -27,7 +27,20 @@ KVP_KERNEL(probe_pass, probe_args, 1024)
     out[at] = y + x[from];
 }
 
-/* The same within a warp, by __syncwarp. */
+/* All read one number; thread `n`, which has read it too, then changes it. */
+KVP_KERNEL(probe_broadcast, probe_args, 128)
+{
+    KVP_SMEM(s);
+    uint32_t *x = (uint32_t *)(void *)s;
+    if (threadIdx.x == 0) *x = 7;
+    __syncthreads();
+    uint32_t y = *x;
+    if (a.mode != PROBE_NO_BARRIER) __syncthreads();
+    if (threadIdx.x == a.n) *x = y + 1;
+    ((uint32_t *)a.out)[threadIdx.x] = y;
+}
+
+/* Lanes of a warp take what others have put there. */
 KVP_KERNEL(probe_warp, probe_args, 1024)
 {
     KVP_SMEM(s);
@@ -47,6 +60,11 @@ KVP_KERNEL(probe_bytes, probe_args, 64)
     s[t] = (unsigned char)t;
     halves[t] = (uint16_t)(3 * t);
     if (a.mode != PROBE_NO_BARRIER) __syncthreads();
+    if (a.mode == PROBE_WRITTEN_BEFORE) { /* words, of which others read a byte */
+        if (t < 16) ((uint32_t *)(void *)s)[t] = t;
+        else if (t < 32) halves[t] = s[4 * (t - 16) + 1];
+        __syncthreads();
+    }
     uint32_t sum = ((const uint32_t *)(const void *)s)[t / 4] + ((const uint32_t *)a.out)[t / 2];
     if (a.mode != PROBE_NO_SECOND_BARRIER) __syncthreads();
     ((uint32_t *)a.out)[t] = sum;
@@ -96,6 +114,10 @@ KVP_KERNEL(probe_named, probe_args, 128)
     if (a.mode == PROBE_NO_SUCH_BARRIER) kvp::bar_sync(16, 128);
     if (a.mode == PROBE_COUNTS_DIFFER) kvp::bar_sync(3, t < 64 ? 128 : 96);
     if (a.mode == PROBE_NOBODY_COMES && t >= 64) __syncthreads();
+    if (a.mode == PROBE_WARPS_PART) { /* each half has its barrier, and they exchange */
+        x[t % 64] = 0.0f;
+        kvp::bar_sync(1 + (int)t / 64, 64);
+    }
     for (uint32_t i = 0; i < a.n; i++) {
         if (t < 64) {
             x[t] = (float)(i * 64 + t);
@@ -131,7 +153,8 @@ KVP_KERNEL(probe_copy, probe_args, 64)
         }
         kvp::cp_commit();
         if (i < 2) continue;
-        if (a.mode != PROBE_NO_WAIT) kvp::cp_wait<2>();
+        if (a.mode == PROBE_WAITS_TOO_LITTLE) kvp::cp_wait<3>();
+        else if (a.mode != PROBE_NO_WAIT) kvp::cp_wait<2>();
         if (a.mode != PROBE_NO_BARRIER) __syncthreads();
         uint4 v = stages[(i - 2) % 3 * 64 + (t ^ 33u)];
         sum = sum * 31 + v.x + v.w;
@@ -281,7 +304,7 @@ KVP_KERNEL(probe_meet, probe_args, 128)
         else __syncthreads();
     }
     if (a.mode == PROBE_LANE_LEAVES) {
-        if (t == 37) return;
+        if (t == a.n) return;
         kvp::ballot(true);
     }
     if (a.mode == PROBE_WARP_LEAVES) {

@@ -200,6 +200,23 @@ static void bytes_have_their_own_past(void **)
     always_a_race("no barrier lies between", [&](bool *w) { return run(PROBE_NO_BARRIER, w); });
     if (emu_race_build())
         always_a_race("global memory", [&](bool *w) { return run(PROBE_NO_SECOND_BARRIER, w); });
+    if (emu_race_build())
+        always_a_race("shared memory", [&](bool *w) { return run(PROBE_WRITTEN_BEFORE, w); });
+}
+
+/* The one who writes may be the one who read first, or last, or one of the others. */
+static void many_readers_and_a_writer(void **)
+{
+    buffer<uint32_t> out(128);
+    for (uint32_t writer : {0u, 1u, 64u, 126u, 127u})
+        every_way([&] {
+            expect_ok(launch("probe_broadcast", 1, 128, 4, nullptr, out.p, writer));
+            for (unsigned t = 0; t < 128; t++) assert_int_equal(out[t], 7);
+            const char *m =
+                launch("probe_broadcast", 1, 128, 4, nullptr, out.p, writer, PROBE_NO_BARRIER);
+            if (emu_race_build()) expect(m, "race: ");
+            else expect_ok(m);
+        });
 }
 
 /* The end is exact to the byte, and a multiple of nothing. */
@@ -396,6 +413,9 @@ static void named_barriers(void **)
     });
     always_a_race("no barrier lies between",
                   [&](bool *w) { return run(PROBE_NO_BARRIER, w); });
+    /* A barrier orders those who were there, and nobody else. */
+    if (emu_race_build())
+        always_a_race("no barrier lies between", [&](bool *w) { return run(PROBE_WARPS_PART, w); });
 }
 
 static void threads_that_do_not_meet(void **)
@@ -409,8 +429,12 @@ static void threads_that_do_not_meet(void **)
         m = launch("probe_meet", 1, 128, 0, nullptr, out.p, 0, PROBE_WARPS_PART);
         expect(m, "divergence: warp ");
         expect(m, "__syncthreads, probe.cu:");
-        m = launch("probe_meet", 1, 128, 0, nullptr, out.p, 0, PROBE_LANE_LEAVES);
-        expect(m, "lane 5 of warp 1 takes part but has left the kernel");
+        for (uint32_t lane : {0u, 5u, 31u}) { /* before the others have come, between, after */
+            char text[80];
+            snprintf(text, sizeof text, "lane %u of warp 1 takes part but has left", lane);
+            m = launch("probe_meet", 1, 128, 0, nullptr, out.p, 32 + lane, PROBE_LANE_LEAVES);
+            expect(m, text);
+        }
         m = launch("probe_meet", 1, 128, 0, nullptr, out.p, 0, PROBE_WARP_LEAVES);
         expect(m, "__syncthreads, probe.cu:");
         expect(m, "has left the kernel");
@@ -479,6 +503,7 @@ static void copies_arrive(void **)
         expect(run(PROBE_OUTSIDE_GLOBAL, &wrong), " of an allocation of 5120 bytes");
     });
     always_a_race("in flight", [&](bool *w) { return run(PROBE_NO_WAIT, w); });
+    always_a_race("in flight", [&](bool *w) { return run(PROBE_WAITS_TOO_LITTLE, w); });
     always_a_race("", [&](bool *w) { return run(PROBE_NO_BARRIER, w); });
     /* Values show this one only where a thread runs ahead of the one that it steals from. */
     if (emu_race_build())
@@ -644,7 +669,7 @@ static void floats_become_halves(void **)
 static bool near_to(float got, double want, double relative)
 {
     if (isnan(want)) return isnan(got);
-    if (isinf(want)) return got == (float)want;
+    if (isinf(want) || want == 0) return got == (float)want;
     return fabs(got - want) <= relative * fabs(want) + 0x1p-126;
 }
 
@@ -811,7 +836,7 @@ static void several_threads_launch(void **)
             bool wrong = true;
             const char *m = p[i].run(PROBE_RIGHT, &wrong);
             bad[i] += m != nullptr || wrong;
-            m = launch("probe_meet", 1, 128, 0, nullptr, p[i].out.p, 0, PROBE_LANE_LEAVES);
+            m = launch("probe_meet", 1, 128, 0, nullptr, p[i].out.p, 37, PROBE_LANE_LEAVES);
             bad[i] += !m || !strstr(m, "lane 5 of warp 1");
         }
     };
@@ -828,6 +853,7 @@ int main(void)
         cmocka_unit_test(a_missing_barrier_is_found),
         cmocka_unit_test(syncwarp_orders_a_warp),
         cmocka_unit_test(bytes_have_their_own_past),
+        cmocka_unit_test(many_readers_and_a_writer),
         cmocka_unit_test(shared_memory_ends_where_it_ends),
         cmocka_unit_test(shared_memory_is_nan_before_each_block),
         cmocka_unit_test(global_memory_ends_where_it_ends),
