@@ -199,7 +199,7 @@ kvp_status rig_place_odd(rig_oddity which, kvp_error *err)
     kvp_status s;
     if (which == RIG_HUGE_WORKSPACE) {
         m.arch.width = m.arch.feed_forward = UINT32_MAX;
-        uint64_t wide = kvp__cuda_device.workspace_bytes(&m, 1u << 30, 1, 16);
+        uint64_t wide = kvp__cuda_device.workspace_bytes(&m, 1u << 28, 1, 16);
         uint64_t many = kvp__cuda_device.workspace_bytes(&m, 16, 1u << 30, 1u << 30);
         s = wide == UINT64_MAX && many == UINT64_MAX ? KVP_ERR_TOO_LARGE : KVP_OK;
     } else {
