@@ -163,13 +163,14 @@ static void emu_switch(void **save, void *to)
 static inline void arrived([[maybe_unused]] void *fake)
 {
 #ifdef EMU_ASAN
-    const void *bottom;
-    size_t size;
-    __sanitizer_finish_switch_fiber(fake, &bottom, &size);
+    /* No locals whose address is taken: threads leave from here, and what the sanitizer puts around
+     * them would stay on the stack. */
     engine *e = self;
+    __sanitizer_finish_switch_fiber(fake, &e->from_bottom, &e->from_size);
+    const unsigned char *bottom = static_cast<const unsigned char *>(e->from_bottom);
     if (bottom < e->stacks || bottom >= e->stacks + THREADS * (STACK + GUARD)) {
-        e->main_bottom = const_cast<void *>(bottom);
-        e->main_size = size;
+        e->main_bottom = e->from_bottom;
+        e->main_size = e->from_size;
     }
     e->switching = false;
 #endif

@@ -123,8 +123,8 @@ struct engine {
     unsigned char *stacks;
     bool abandoned;             /* the last block failed, and threads were left on their stacks */
     volatile bool switching;    /* the sanitizer thinks of one stack, and we are on another */
-    void *main_bottom;          /* the sanitizer's idea of the OS thread's stack */
-    size_t main_size;
+    const void *main_bottom, *from_bottom; /* the sanitizer's idea of the OS thread's stack, and */
+    size_t main_size, from_size;           /* of the one that was left last */
 };
 
 extern __thread engine *self EMU_TLS;
