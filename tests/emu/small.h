@@ -1,7 +1,7 @@
 /*
- * What the tests of the small kernels share: memory of exact size around which everything is NaN, random
- * numbers, 16-bit floats as floats, and launches that must succeed. Anything that a kernel should not have
- * touched is found by its bytes, which emu_alloc sets to 0xff.
+ * What the tests of the small kernels share: memory of exact size around which everything is NaN,
+ * random numbers, 16-bit floats as floats, and launches that must succeed. Anything that a kernel
+ * should not have touched is found by its bytes, which emu_alloc sets to 0xff.
  */
 #ifndef TESTS_EMU_SMALL_H
 #define TESTS_EMU_SMALL_H
@@ -64,8 +64,8 @@ static inline void put(void *base, uint32_t type, size_t i, float v)
             type == KVP__EL_BF16 ? kvp__f32_to_bf16(v) : kvp__f32_to_f16(v);
 }
 
-/* Half a unit in the last place of a value of this type, and `slack` times the value for the arithmetic
- * before. */
+/* Half a unit in the last place of a value of this type, and `slack` times the value for the
+ * arithmetic before. */
 static inline double half_unit(uint32_t type, double v, double slack)
 {
     double unit = type == KVP__EL_F32 ? 0x1p-24 : type == KVP__EL_BF16 ? 0x1p-8 : 0x1p-11;

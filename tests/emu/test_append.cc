@@ -1,6 +1,6 @@
 /*
- * append against a definition in double precision, for every combination of what may be absent; where K
- * and V go in the pool, and that nothing else there is written.
+ * append against a definition in double precision, for every combination of what may be absent;
+ * where K and V go in the pool, and that nothing else there is written.
  */
 #include "tests/emu/small.h"
 
@@ -33,7 +33,8 @@ static std::vector<double> finished(const std::vector<double> &x, const float *b
     uint32_t half = kind == NONE ? 0 : rope_dim / 2;
     for (uint32_t i = 0; i < half; i++) {
         uint32_t p = kind == PAIRS ? 2 * i : i, q = kind == PAIRS ? 2 * i + 1 : i + half;
-        double angle = position * inv_freq[i], c = cos(angle) * magnitude, s = sin(angle) * magnitude;
+        double angle = position * inv_freq[i], c = cos(angle) * magnitude,
+               s = sin(angle) * magnitude;
         double a = v[p], b = v[q];
         v[p] = a * c - b * s;
         v[q] = b * c + a * s;
@@ -58,7 +59,8 @@ struct world {
     static std::vector<double> frequencies(const shape &s)
     {
         std::vector<double> f(s.rope_dim / 2 + 1);
-        for (size_t i = 0; i < f.size(); i++) f[i] = pow(10000.0, -2.0 * (double)i / (s.rope_dim + 1));
+        for (size_t i = 0; i < f.size(); i++)
+            f[i] = pow(10000.0, -2.0 * (double)i / (s.rope_dim + 1));
         return f;
     }
     uint32_t heads_apart(uint32_t dim) const { return dim + (s.strided ? 3 : 0); }
@@ -193,12 +195,13 @@ struct world {
                            row * row_of(s.kv_heads, s.key_dim) + h * heads_apart(s.key_dim),
                            s.key_dim, s.bias ? k_bias.p + h * s.key_dim : nullptr,
                            s.norm ? k_norm.p : nullptr, s.rope_kind, row);
-                for (size_t i = 0; i < s.key_dim * size_of_el(s.k_type); i++) written[to + i] = true;
+                for (size_t i = 0; i < s.key_dim * size_of_el(s.k_type); i++)
+                    written[to + i] = true;
                 to = place_of(row, s.value_dim, s.v_type, layer + s.kv_heads * k_head + h * v_head);
                 check_head(slab.p + to, s.v_type, v,
                            row * row_of(s.kv_heads, s.value_dim) + h * heads_apart(s.value_dim),
-                           s.value_dim, s.bias ? v_bias.p + h * s.value_dim : nullptr, nullptr, NONE,
-                           row);
+                           s.value_dim, s.bias ? v_bias.p + h * s.value_dim : nullptr, nullptr,
+                           NONE, row);
                 for (size_t i = 0; i < s.value_dim * size_of_el(s.v_type); i++)
                     written[to + i] = true;
             }

@@ -78,9 +78,10 @@ static void copies_live_tokens_of_every_layer_and_head(void **)
     const group_shape shapes[][2] = {
         {{2, 2, 128, 128, 16, 0}, {1, 1, 64, 96, 16, 0}},
         {{3, 1, 256, 256, 64, 0}, {1, 4, 512, 512, 1, 0}},
-        {{1, 8, 160, 160, 4, 0}, {4, 2, 36, 20, 8, 4}},  /* pieces of 4 bytes */
+        {{1, 8, 160, 160, 4, 0}, {4, 2, 36, 20, 8, 4}}, /* pieces of 4 bytes */
         {{2, 3, 4, 4, 1, 0}, {2, 3, 12, 8, 2, 8}},
-        {{1, 1, 16, 16, 256, 4}, {2, 2, 48, 0, 16, 0}},  /* aligned tokens, strides that are not; no V */
+        {{1, 1, 16, 16, 256, 4},
+         {2, 2, 48, 0, 16, 0}}, /* aligned tokens, strides that are not; no V */
         {{1, 2, 1024, 1024, 32, 0}, {1, 3, 1024, 512, 32, 0}},
     };
     for (const auto &s : shapes)

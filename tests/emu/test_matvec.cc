@@ -1,6 +1,6 @@
 /*
- * matvec_* against sums in double precision, within what staging rows as integers of 16 bits may lose;
- * the weights' bytes are counted. dequant_* exactly.
+ * matvec_* against sums in double precision, within what staging rows as integers of 16 bits may
+ * lose; the weights' bytes are counted. dequant_* exactly.
  */
 #include "tests/emu/small.h"
 
@@ -33,8 +33,8 @@ struct matrix {
     kvp__quant_planes planes() const { return {values.p, scales.p}; }
 };
 
-/* The product of a row, and the most it may be off: half a step of 1 / 32639 of the largest of each 32
- * inputs in each of them, and floats' rounding. */
+/* The product of a row, and the most it may be off: half a step of 1 / 32639 of the largest of each
+ * 32 inputs in each of them, and floats' rounding. */
 static double product(const matrix &m, const elements &x, size_t row, uint32_t o, double *bound)
 {
     double sum = 0, lost = 0, all = 0;
@@ -59,8 +59,8 @@ static void fill_rows(elements &x, random_source &r, float size)
         x.set(i, r.below(50) ? r.normal() * size : r.normal() * size * 30); /* with outliers */
 }
 
-static void check_matvec(uint32_t type, uint32_t n_out, uint32_t n_in, uint32_t rows, uint32_t x_type,
-                         uint32_t sms, float size)
+static void check_matvec(uint32_t type, uint32_t n_out, uint32_t n_in, uint32_t rows,
+                         uint32_t x_type, uint32_t sms, float size)
 {
     random_source r(n_out * 31 + n_in * 7 + rows + type);
     matrix m(type, n_out, n_in, r);
@@ -99,11 +99,13 @@ static void products_of_every_number_of_rows(void **)
 
 static void products_of_odd_shapes(void **)
 {
-    const uint32_t outputs[] = {1, 2, 15, 16, 17, 33, 100}, inputs[] = {32, 64, 96, 480, 512, 544, 1056};
+    const uint32_t outputs[] = {1, 2, 15, 16, 17, 33, 100},
+                   inputs[] = {32, 64, 96, 480, 512, 544, 1056};
     for (uint32_t type : TYPES)
         for (uint32_t o : outputs)
             for (uint32_t i : inputs)
-                for (uint32_t rows : {1u, 3u, 8u}) check_matvec(type, o, i, rows, KVP__EL_F16, 132, 1.0f);
+                for (uint32_t rows : {1u, 3u, 8u})
+                    check_matvec(type, o, i, rows, KVP__EL_F16, 132, 1.0f);
 }
 
 /* Rows longer than what is staged at a time: 16384 inputs of one row, 2048 of eight. */
@@ -123,7 +125,8 @@ static void products_of_long_rows(void **)
 static void products_by_few_blocks(void **)
 {
     for (uint32_t type : TYPES)
-        for (uint32_t rows : {1u, 2u, 8u, 10u}) check_matvec(type, 150, 320, rows, KVP__EL_F16, 1, 1.0f);
+        for (uint32_t rows : {1u, 2u, 8u, 10u})
+            check_matvec(type, 150, 320, rows, KVP__EL_F16, 1, 1.0f);
 }
 
 static void products_of_small_and_large_rows(void **)
@@ -154,8 +157,8 @@ static void a_rows_product_is_its_own(void **)
         memcpy(one.bytes.p, x.bytes.p + 2 * (size_t)n_in * 2, n_in * 2);
         device<float> alone(n_out), beside(8 * n_out);
         one_step single(1);
-        kvp__matvec_args a = {single, m.planes(), one.p(), alone.p, n_in, n_out, KVP__EL_F16, n_out, 0,
-                              0};
+        kvp__matvec_args a = {single, m.planes(),  one.p(), alone.p, n_in,
+                              n_out,  KVP__EL_F16, n_out,   0,       0};
         launch(m.kernel(), kvp__launch_matvec(n_out, 132), &a);
         for (uint32_t rows : {3u, 4u, 5u, 8u}) {
             one_step many(rows);
@@ -226,7 +229,8 @@ static void bytes_loaded(void **)
             fill_rows(x, r, 1.0f);
             device<float> y((size_t)rows * n_out);
             one_step step(rows);
-            kvp__matvec_args a = {step, m.planes(), x.p(), y.p, n_in, n_out, KVP__EL_F16, n_out, 0, 0};
+            kvp__matvec_args a = {step,  m.planes(),  x.p(), y.p, n_in,
+                                  n_out, KVP__EL_F16, n_out, 0,   0};
             kvp__launch l = kvp__launch_matvec(n_out, 1);
             emu_stats_reset();
             launch(m.kernel(), l, &a);
@@ -239,18 +243,20 @@ static void bytes_loaded(void **)
 
 /* --- dequant --- */
 
-static void check_dequant(uint32_t type, uint32_t n_out, uint32_t n_in, uint32_t first, uint32_t rows,
-                          uint32_t out_type)
+static void check_dequant(uint32_t type, uint32_t n_out, uint32_t n_in, uint32_t first,
+                          uint32_t rows, uint32_t out_type)
 {
     random_source r(n_out + n_in);
     matrix m(type, n_out, n_in, r);
     elements out(out_type, (size_t)rows * n_in);
     kvp__dequant_args a = {m.planes(), out.p(), n_in, first, rows, out_type};
-    launch(type == KVP__EL_Q8_0 ? "dequant_q8_0" : "dequant_q4_0", kvp__launch_dequant(rows, n_in), &a);
+    launch(type == KVP__EL_Q8_0 ? "dequant_q8_0" : "dequant_q4_0", kvp__launch_dequant(rows, n_in),
+           &a);
     for (uint32_t row = 0; row < rows; row++)
         for (uint32_t i = 0; i < n_in; i++) {
             float wanted = (float)m.at(first + row, i);
-            uint16_t h = out_type == KVP__EL_BF16 ? kvp__f32_to_bf16(wanted) : kvp__f32_to_f16(wanted);
+            uint16_t h =
+                out_type == KVP__EL_BF16 ? kvp__f32_to_bf16(wanted) : kvp__f32_to_f16(wanted);
             uint16_t got;
             memcpy(&got, out.bytes.p + ((size_t)row * n_in + i) * 2, 2);
             assert_int_equal(got, h);

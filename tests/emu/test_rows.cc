@@ -1,6 +1,6 @@
 /*
- * embed, rms_norm and activate against definitions in double precision; what is beyond the step's rows
- * stays as it was.
+ * embed, rms_norm and activate against definitions in double precision; what is beyond the step's
+ * rows stays as it was.
  */
 #include "tests/emu/small.h"
 
@@ -117,7 +117,8 @@ static void fill(device<float> &to, random_source &r, float size)
 static void check_norm(const norm_case &c)
 {
     const uint32_t rows = 5, grid = 7, outputs = 3;
-    random_source r(c.width * 64 + c.delta * 16 + c.bias * 8 + c.post * 4 + c.rows * 2 + c.out_type);
+    random_source r(c.width * 64 + c.delta * 16 + c.bias * 8 + c.post * 4 + c.rows * 2 +
+                    c.out_type);
     device<float> x((size_t)rows * c.width), delta((size_t)rows * c.width), bias(c.width);
     device<float> post(c.width), weight(c.width);
     device<uint32_t> index({4, 0, 3, 99, 99, 99, 99});
@@ -262,7 +263,8 @@ static void check_activate(uint32_t kind, uint32_t type, uint32_t n, float size)
     device<float> gate_up((size_t)rows * 2 * n);
     for (size_t i = 0; i < gate_up.n; i++) gate_up[i] = r.normal() * size;
     const float special[] = {0.0f, -0.0f, -1e4f, 1e3f, -100.0f, -20.0f, 20.0f, 1e-20f, -88.5f};
-    for (size_t i = 0; i < sizeof special / sizeof special[0] && i < n; i++) gate_up[i] = special[i];
+    for (size_t i = 0; i < sizeof special / sizeof special[0] && i < n; i++)
+        gate_up[i] = special[i];
     elements out(type, (size_t)grid * n);
     one_step step(rows);
     kvp__activate_args a = {step, gate_up.p, out.p(), n, type, kind, 0};
