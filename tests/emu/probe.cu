@@ -35,7 +35,8 @@ KVP_KERNEL(probe_broadcast, probe_args, 128)
     if (threadIdx.x == 0) *x = 7;
     __syncthreads();
     uint32_t y = *x;
-    if (a.mode != PROBE_NO_BARRIER) __syncthreads();
+    if (a.mode == PROBE_NO_SECOND_BARRIER) y = kvp::shfl(y, 3); /* they meet, but in no barrier */
+    else if (a.mode != PROBE_NO_BARRIER) __syncthreads();
     if (threadIdx.x == a.n) *x = y + 1;
     ((uint32_t *)a.out)[threadIdx.x] = y;
 }
@@ -153,10 +154,10 @@ KVP_KERNEL(probe_copy, probe_args, 64)
         }
         kvp::cp_commit();
         if (i < 2) continue;
-        if (a.mode == PROBE_WAITS_TOO_LITTLE) kvp::cp_wait<3>();
-        else if (a.mode != PROBE_NO_WAIT) kvp::cp_wait<2>();
+        if (a.mode != PROBE_NO_WAIT) kvp::cp_wait<2>();
         if (a.mode != PROBE_NO_BARRIER) __syncthreads();
-        uint4 v = stages[(i - 2) % 3 * 64 + (t ^ 33u)];
+        unsigned stage = (a.mode == PROBE_WAITS_TOO_LITTLE ? i - 1 : i - 2) % 3;
+        uint4 v = stages[stage * 64 + (t ^ 33u)];
         sum = sum * 31 + v.x + v.w;
         if (a.mode != PROBE_NO_SECOND_BARRIER) __syncthreads();
     }
