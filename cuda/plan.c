@@ -424,16 +424,9 @@ static void add_piece(kvp__cuda_plan *p, uint32_t unit, uint32_t begin, uint32_t
     p->units[unit].n_pieces++;
 }
 
-/* Slots that a further piece of the unit would take. */
-static uint32_t slots_of_cut(const kvp__unit *u)
+static bool may_cut(const kvp__unit *u, const sharing_out *o)
 {
-    return u->n_tokens * (has_parts(u) || u->n_pieces ? 1 : 2);
-}
-
-static bool may_cut(const kvp__cuda_plan *p, const kvp__unit *u, const sharing_out *o)
-{
-    uint64_t all = cost(u, end_tile(u) - first_tile(u)) + CHARGE;
-    return (u->n_tokens == 1 || all > o->part) && p->n_slots + slots_of_cut(u) <= p->max_slots;
+    return u->n_tokens == 1 || cost(u, end_tile(u) - first_tile(u)) + CHARGE > o->part;
 }
 
 /* The unit's pieces: what is left of the present part, then whole parts. */
@@ -444,7 +437,7 @@ static void share_out(kvp__cuda_plan *p, uint32_t unit, sharing_out *o)
     uint32_t least = u->n_tokens == 1 ? LEAST_PIECE : LEAST_LONG_PIECE;
     for (;;) {
         uint64_t rest = cost(u, end - at) + CHARGE;
-        if (rest <= o->room || o->parts_left == 1 || end - at < 2 * least || !may_cut(p, u, o)) {
+        if (rest <= o->room || o->parts_left == 1 || end - at < 2 * least || !may_cut(u, o)) {
             add_piece(p, unit, at, end);
             o->room = o->room > rest ? o->room - rest : 0;
             return;
@@ -455,7 +448,6 @@ static void share_out(kvp__cuda_plan *p, uint32_t unit, sharing_out *o)
             continue;
         }
         uint32_t n = (uint32_t)kvp__min64(kvp__max64(fits, least), end - at - least);
-        p->n_slots += slots_of_cut(u);
         add_piece(p, unit, at, at + n);
         at += n;
         next_part(o);
@@ -491,7 +483,6 @@ static void cut_by_length(kvp__cuda_plan *p, uint32_t unit)
 static void make_pieces(kvp__cuda_plan *p)
 {
     p->n_pieces = 0;
-    p->n_slots = 2 * p->chain_tokens;
     for (uint32_t t = 0; t < KVP__ATTEND_TILES && !p->split; t++) cut_by_cost(p, t);
     for (uint32_t i = 0; i < p->n_units && p->split; i++) cut_by_length(p, i);
 }

@@ -26,7 +26,17 @@
  * of 96 elements are 12 pieces: there pairs of rows differ by half of the banks anyhow, and the
  * rest is done inside groups of 4 pieces.
  *
- * REGISTERS
+ * Registers of a thread, sm_90 / sm_80, no spills; tiles of 16, 32, 64 and 128 rows, F16 and BF16
+ * alike. At 128 threads (64 in d256 of 16 rows) two blocks a multiprocessor fit with any of them.
+ * d256 has no tile of 128 rows: a thread would need 256 accumulators.
+ *     d64    94 / 94   101 / 96  128 / 123  238 / 254
+ *     d96  155 / 165  127 / 128  128 / 158  255 / 255
+ *     d128 168 / 168  167 / 168  168 / 163  255 / 255
+ *     d256 255 / 254  255 / 255  238 / 235
+ *
+ * Tried: docs/kernels/cuda-attention.md. In short: what a thread needs at the end alone, and rows'
+ * limits, wait in shared memory, and swizzled addresses are one register and a constant; else tiles
+ * of 128 rows spill. The instruction for tanh is not exact enough for soft caps.
  */
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/launch.h"

@@ -24,11 +24,17 @@ KVP_DEV float minus_infinity() { return -INFINITY; }
 KVP_DEV float base_of(float m) { return m == minus_infinity() ? 0.0f : m; }
 KVP_DEV float larger(float a, float b) { return a > b ? a : b; }
 
-KVP_DEV float load_as(uint32_t type, const void *p, uint64_t i)
+template <uint32_t TYPE> KVP_DEV float load_as(const void *p, uint64_t i)
 {
-    if (type == KVP__EL_F32) return ((const float *)p)[i];
+    if (TYPE == KVP__EL_F32) return ((const float *)p)[i];
     uint16_t h = ((const uint16_t *)p)[i];
-    return type == KVP__EL_BF16 ? bf16_float(h) : f16_float(h);
+    return TYPE == KVP__EL_BF16 ? bf16_float(h) : f16_float(h);
+}
+
+KVP_DEV float load_any(uint32_t type, const void *p, uint64_t i)
+{
+    if (type == KVP__EL_F32) return load_as<KVP__EL_F32>(p, i);
+    return type == KVP__EL_BF16 ? load_as<KVP__EL_BF16>(p, i) : load_as<KVP__EL_F16>(p, i);
 }
 
 KVP_DEV void store_as(uint32_t type, void *p, int64_t i, float x)
@@ -58,20 +64,30 @@ KVP_DEV const uint8_t *key_block(const kvp__attention_args &a, const row_job &j,
     return a.kv.slab + a.kv.base + block * a.kv.pitch;
 }
 
-/* Of the lane's key, to base 2; a key behind the last is minus infinity. */
-KVP_DEV float score(const kvp__attention_args &a, const row_job &j, const room &w, uint32_t key)
+template <uint32_t TYPE>
+KVP_DEV float dot(const float *q, const void *k, uint64_t first, uint32_t n)
 {
-    if (key >= j.hi) return minus_infinity();
+    float s = 0;
+    for (uint32_t d = 0; d < n; d++) s = fma_rn(q[d], load_as<TYPE>(k, first + d), s);
+    return s;
+}
+
+/* Of the lane's key, to base 2; behind the last key minus infinity. */
+KVP_DEV float score(const kvp__attention_args &a, const row_job &j, const room &w, uint32_t wanted)
+{
+    uint32_t key = wanted < j.hi ? wanted : j.hi - 1;
     const uint8_t *k = key_block(a, j, key) + a.kv.k_layer + j.kv_head * a.kv.k_head;
     uint64_t first = (uint64_t)(key & ((1u << a.block_shift) - 1)) * a.key_dim;
-    float s = 0;
-    for (uint32_t d = 0; d < a.key_dim; d++) s = fma_rn(w.q[d], load_as(a.k_type, k, first + d), s);
+    float s = a.k_type == KVP__EL_F32    ? dot<KVP__EL_F32>(w.q, k, first, a.key_dim)
+              : a.k_type == KVP__EL_BF16 ? dot<KVP__EL_BF16>(w.q, k, first, a.key_dim)
+                                         : dot<KVP__EL_F16>(w.q, k, first, a.key_dim);
     s *= a.scale;
     if (a.softcap != 0) s = a.softcap - 2 * a.softcap * rcp(1 + ex2(2 * LOG2E / a.softcap * s));
-    return s * LOG2E;
+    return wanted < j.hi ? s * LOG2E : minus_infinity();
 }
 
 /* o = o * shrink + sum of p[i] * value[i], over n keys. */
+template <uint32_t TYPE>
 KVP_DEV void add_values(const kvp__attention_args &a, const row_job &j, const room &w,
                         uint32_t first_key, uint32_t n, float shrink)
 {
@@ -81,7 +97,7 @@ KVP_DEV void add_values(const kvp__attention_args &a, const row_job &j, const ro
             uint32_t key = first_key + i;
             const uint8_t *v = key_block(a, j, key) + a.kv.v_layer + j.kv_head * a.kv.v_head;
             uint64_t at = (uint64_t)(key & ((1u << a.block_shift) - 1)) * a.value_dim + d;
-            sum = fma_rn(w.p[i], load_as(a.v_type, v, at), sum);
+            sum = fma_rn(w.p[i], load_as<TYPE>(v, at), sum);
         }
         w.o[d] = sum;
     }
@@ -107,7 +123,7 @@ KVP_DEV void write_row(const kvp__attention_args &a, const row_job &j, const roo
     float sink = whole && a.sinks ? a.sinks[j.head] * LOG2E : minus_infinity();
     float base = base_of(larger(most, sink)), weight = ex2(most - base);
     sum = sum * weight + ex2(sink - base);
-    float factor = sum == 0 ? 0.0f : div_rn(weight, sum);
+    float factor = sum == 0 ? 0.0f : weight * rcp(sum);
     uint64_t part = whole ? 0 : (uint64_t)(j.item.slot + j.token) * a.query_heads + j.head;
     for (uint32_t d = warp_lane(); d < a.value_dim; d += 32) {
         float x = w.o[d] * factor;
@@ -123,7 +139,7 @@ KVP_DEV void write_row(const kvp__attention_args &a, const row_job &j, const roo
 KVP_DEV void attend_row(const kvp__attention_args &a, const row_job &j, const room &w)
 {
     uint64_t q = ((uint64_t)j.row * a.query_heads + j.head) * a.key_dim;
-    for (uint32_t d = warp_lane(); d < a.key_dim; d += 32) w.q[d] = load_as(a.k_type, a.q, q + d);
+    for (uint32_t d = warp_lane(); d < a.key_dim; d += 32) w.q[d] = load_any(a.k_type, a.q, q + d);
     for (uint32_t d = warp_lane(); d < a.value_dim; d += 32) w.o[d] = 0;
     __syncwarp();
     float most = minus_infinity(), sum = 0;
@@ -135,7 +151,10 @@ KVP_DEV void attend_row(const kvp__attention_args &a, const row_job &j, const ro
         most = now;
         w.p[warp_lane()] = p;
         __syncwarp();
-        add_values(a, j, w, key, j.hi - key < 32 ? j.hi - key : 32, shrink);
+        uint32_t n = j.hi - key < 32 ? j.hi - key : 32;
+        if (a.v_type == KVP__EL_F32) add_values<KVP__EL_F32>(a, j, w, key, n, shrink);
+        else if (a.v_type == KVP__EL_BF16) add_values<KVP__EL_BF16>(a, j, w, key, n, shrink);
+        else add_values<KVP__EL_F16>(a, j, w, key, n, shrink);
         __syncwarp();
     }
     write_row(a, j, w, most, sum);

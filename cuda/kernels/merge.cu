@@ -51,7 +51,7 @@ KVP_DEV void weigh(const kvp__merge_args &a, merged &m)
     for (uint32_t i = lane; i < m.count; i += 32) m.sum += ex2(lse_of(a, m, i) - m.base);
     for (int lanes = 16; lanes; lanes /= 2) m.sum += shfl_xor(m.sum, lanes);
     m.sum += ex2(sink - m.base);
-    m.inverse = m.sum == 0 ? 0.0f : div_rn(1.0f, m.sum);
+    m.inverse = m.sum == 0 ? 0.0f : rcp(m.sum);
 }
 
 KVP_DEV void store_as(uint32_t type, void *p, int64_t i, float x)
@@ -71,12 +71,11 @@ template <> struct alignas(16) elements<4> {
     float x[4];
 };
 
-/* Elements first to first + N - 1 of the row; every lane takes part, also those behind the end. */
+/* Elements first to first + N - 1 of the row. Lanes behind the end go along, with the first's. */
 template <int N>
 KVP_DEV void merge_elements(const kvp__merge_args &a, const merged &m, uint32_t first, int64_t to)
 {
-    uint32_t lane = threadIdx.x % 32;
-    bool on = first < a.value_dim;
+    uint32_t lane = threadIdx.x % 32, from = first < a.value_dim ? first : 0;
     float sum[N];
     KVP_UNROLL
     for (int e = 0; e < N; e++) sum[e] = 0;
@@ -90,13 +89,12 @@ KVP_DEV void merge_elements(const kvp__merge_args &a, const merged &m, uint32_t 
         for (uint32_t i = 0; i < n; i++) {
             float w = shfl(weight, (int)i);
             uint64_t part = (uint64_t)shfl(slot, (int)i) * a.query_heads + m.head;
-            if (!on) continue;
-            elements<N> p = *(const elements<N> *)(a.part_out + part * a.value_dim + first);
+            elements<N> p = *(const elements<N> *)(a.part_out + part * a.value_dim + from);
             KVP_UNROLL
             for (int e = 0; e < N; e++) sum[e] = fma_rn(w, p.x[e], sum[e]);
         }
     }
-    if (!on) return;
+    if (first >= a.value_dim) return;
     KVP_UNROLL
     for (int e = 0; e < N; e++) store_as(a.out_type, a.out, to + first + e, sum[e]);
 }

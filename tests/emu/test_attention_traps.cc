@@ -207,7 +207,7 @@ static void a_final_row_that_sees_nothing_is_zero(void **)
     });
 }
 
-/* The row list names the rows, and items the list: rows of three sequences attend to one's blocks. */
+/* The row list names the rows, items the list: rows of three sequences attend to one's blocks. */
 static void rows_are_found_through_the_list(void **)
 {
     with_every_kernel([](uint32_t dim, uint32_t tile, bool any) {
@@ -335,7 +335,7 @@ static void surplus_blocks_leave(void **)
 
 /* --- numbers --- */
 
-/* Scores around plus and minus 100,000, growing and falling with the key: the greatest wins alone. */
+/* Scores around plus and minus 100,000, growing and falling with the key: the greatest wins. */
 static void scores_may_be_huge(void **)
 {
     for (uint32_t rows : {1u, 6u, 12u, 40u})
