@@ -509,6 +509,12 @@ static void copies_arrive(void **)
     });
     always_a_race("in flight", [&](bool *w) { return run(PROBE_NO_WAIT, w); });
     always_a_race("in flight", [&](bool *w) { return run(PROBE_WAITS_TOO_LITTLE, w); });
+    /* Of two groups one is waited for; the other, which is read, is the last that anybody copies. */
+    if (emu_race_build())
+        every_way([&] {
+            expect(launch("probe_copy", 1, 64, 3 * 1024, in.p, out.p, 2, PROBE_WAITS_TOO_LITTLE),
+                   "in flight");
+        });
     always_a_race("", [&](bool *w) { return run(PROBE_NO_BARRIER, w); });
     /* Values show this one only where a thread runs ahead of the one that it steals from. */
     if (emu_race_build())
