@@ -33,6 +33,7 @@ typedef struct step {
     kvp__work_seq seqs[MAX_SEQS];
     uint32_t *tables[MAX_SEQS];
     uint32_t next_block;
+    bool stale; /* ids of blocks before the window stay in the tables, though the blocks are gone */
 } step;
 
 static uint32_t lowest(uint32_t window, uint32_t position)
@@ -54,8 +55,15 @@ static step *new_step(uint32_t kv_heads, uint32_t heads, uint32_t dim, uint32_t 
     return s;
 }
 
-/* Keys 0 to first_pos + rows - 1, of which the first `shared` lie in the blocks of sequence `with`.
- * Blocks before the window are gone. */
+/* Whether a sequence still has a block: not if its window has passed it. */
+static bool has_block(const step *s, const kvp__work_seq *q, uint32_t b)
+{
+    return b < q->n_blocks && (!q->n_rows || (b + 1ull) * s->layout.block_tokens >
+                                                 lowest(s->group.window, q->first_pos));
+}
+
+/* Keys 0 to first_pos + rows - 1, of which the first `shared` lie in the blocks of sequence
+ * `with`. */
 static void add(step *s, uint32_t first_pos, uint32_t rows, uint32_t shared, uint32_t with)
 {
     kvp__work_seq *q = &s->seqs[s->n_seqs];
@@ -65,10 +73,11 @@ static void add(step *s, uint32_t first_pos, uint32_t rows, uint32_t shared, uin
     assert_non_null(t);
     for (uint32_t b = 0; b < blocks; b++) {
         t[b] = (uint64_t)(b + 1) * bs <= shared ? s->tables[with][b] : s->next_block++;
-        if (rows && (uint64_t)(b + 1) * bs <= lowest(s->group.window, first_pos)) t[b] = FREED;
     }
     *q = (kvp__work_seq){.first_row = s->n_rows, .n_rows = rows, .first_pos = first_pos,
                          .n_blocks = blocks};
+    for (uint32_t b = 0; b < blocks && !s->stale; b++)
+        if (!has_block(s, q, b)) t[b] = FREED;
     q->tables[0] = s->tables[s->n_seqs++] = t;
     s->n_rows += rows;
     if (keys > s->limits.max_positions) s->limits.max_positions = keys;
@@ -252,7 +261,7 @@ static void check_bounds(const step *s, const kvp__cuda_plan *p)
         assert_true(x->kv_begin % KVP__PLAN_KEYS == 0 || s->group.window);
         for (uint32_t b = x->kv_begin / s->layout.block_tokens;
              b <= (x->kv_end - 1) / s->layout.block_tokens; b++)
-            assert_true(b < s->seqs[x->seq].n_blocks && s->tables[x->seq][b] != FREED);
+            assert_true(has_block(s, &s->seqs[x->seq], b));
     }
 }
 
@@ -291,6 +300,7 @@ static step *random_step(void)
     step *s = new_step(1 + rnd(9), groups[rnd(11)], dims[rnd(5)], windowed, 1u << rnd(9));
     s->limits.sms = 1 + rnd(150);
     s->limits.split = rnd(4) ? 0 : 64 * (1 + rnd(8));
+    s->stale = rnd(2);
     uint32_t n = 1 + rnd(rnd(2) ? 4 : 40), deep = 64u << rnd(7), few = rnd(3);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t first = rnd(deep), rows = few ? 1 + rnd(few * 3) : 1 + rnd(60);
@@ -298,7 +308,8 @@ static step *random_step(void)
         if (shared > first) shared = first;
         if (i && shared > s->seqs[with].first_pos) shared = s->seqs[with].first_pos;
         /* What a sequence still holds of a window's blocks its forks hold too. */
-        if (windowed && i && lowest(windowed, first) < lowest(windowed, s->seqs[with].first_pos))
+        if (windowed && !s->stale && i &&
+            lowest(windowed, first) < lowest(windowed, s->seqs[with].first_pos))
             shared = 0;
         if (rnd(12) == 0) rows = 0;
         add(s, first, rows, shared, with);
@@ -419,6 +430,32 @@ static void decode_is_shared_out_equally(void **state)
     free_step(s);
 }
 
+/* Three lengths for which equal parts do not suffice, since cuts would be too near an end. */
+static void there_are_never_more_cuts_than_parts(void **state)
+{
+    (void)state;
+    step *s = new_step(1, 4, 128, 0, 16);
+    s->limits.sms = 3;
+    add(s, 32 * 64 - 2, 2, 0, 0);
+    add(s, 55 * 64 - 2, 2, 0, 0);
+    add(s, 33 * 64 - 2, 2, 0, 0);
+    made m = plan_of(s);
+    check_plan(s, &m.plan);
+    assert_int_equal(m.plan.parts, 6);
+    assert_int_equal(m.plan.n_pieces, 3 + 6 - 1);
+    free_made(&m);
+    free_step(s);
+
+    s = new_step(1, 4, 128, 0, 16); /* nearly every cut is in a unit of its own: two parts of 32 */
+    s->limits.sms = 5;
+    for (uint32_t i = 0; i < 8; i++) add(s, 100 * 64, 32, 0, 0);
+    m = plan_of(s);
+    check_plan(s, &m.plan);
+    assert_true(m.plan.n_slots >= 14 * 32);
+    free_made(&m);
+    free_step(s);
+}
+
 /* A prompt's chunk has enough tiles by itself, or few and a deep past. */
 static void prompts_are_cut_only_where_the_card_would_be_idle(void **state)
 {
@@ -505,6 +542,17 @@ static void windows_are_not_read_in_full(void **state)
     made m = plan_of(s);
     check_plan(s, &m.plan);
     assert_int_equal(keys_read(&m.plan), 8 * 1000);
+    free_made(&m);
+    free_step(s);
+
+    s = new_step(8, 4, 128, 1000, 16); /* whoever comes first has lost what others still see */
+    s->stale = true;
+    add(s, 3000, 1, 0, 0);
+    for (uint32_t i = 0; i < 7; i++) add(s, 2600 + 10 * i, 1, 2560, 0);
+    m = plan_of(s);
+    check_plan(s, &m.plan);
+    assert_int_equal(m.plan.units[0].shared, 1);
+    assert_int_equal(m.plan.units[0].begin, 2600 - 999);
     free_made(&m);
     free_step(s);
 }
@@ -663,6 +711,7 @@ int main(void)
         cmocka_unit_test(every_key_is_seen_once),
         cmocka_unit_test(a_plan_depends_on_its_step_alone),
         cmocka_unit_test(decode_is_shared_out_equally),
+        cmocka_unit_test(there_are_never_more_cuts_than_parts),
         cmocka_unit_test(prompts_are_cut_only_where_the_card_would_be_idle),
         cmocka_unit_test(a_shared_prefix_is_read_once),
         cmocka_unit_test(windows_are_not_read_in_full),
