@@ -138,7 +138,8 @@ KVP_DEV int split_eight(const float (&v)[8], float inverse, uint32_t (&high)[2],
     high[0] = high[1] = low[0] = low[1] = 0;
     KVP_UNROLL
     for (int j = 0; j < 8; j++) {
-        int i = (int)(bits_of(v[j] * inverse + 12582912.0f) - 0x4b400000u);
+        float scaled = inverse == 0.0f ? 0.0f : v[j] * inverse; /* not 0 times infinity */
+        int i = (int)(bits_of(scaled + 12582912.0f) - 0x4b400000u);
         int h = (i + 128) >> 8;
         sum += i;
         high[j / 4] |= ((uint32_t)h & 255u) << j % 4 * 8;

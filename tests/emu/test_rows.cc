@@ -11,8 +11,9 @@ static float quantised_value(uint32_t type, const std::vector<unsigned char> &ta
 {
     uint16_t scale;
     memcpy(&scale, &table[scales + at / 32 * 2], 2);
-    int q = static_cast<int8_t>(table[at]);
-    if (type == KVP__EL_Q4_0) {
+    int q;
+    if (type == KVP__EL_Q8_0) q = static_cast<int8_t>(table[at]);
+    else {
         unsigned char pair = table[at / 32 * 16 + at % 16];
         q = (at % 32 < 16 ? pair & 15 : pair >> 4) - 8;
     }
