@@ -7,12 +7,16 @@
 #ifndef TESTS_EMU_ATTENTION_WORLD_H
 #define TESTS_EMU_ATTENTION_WORLD_H
 
-/* The library's headers are C. */
+/* The library's headers are C; clang knows C's atomics in C++ too. */
+#ifndef __clang__
 #define _Atomic
+#endif
 extern "C" {
 #include "cuda/plan.h"
 }
+#ifndef __clang__
 #undef _Atomic
+#endif
 #include "tests/emu/small.h"
 
 #include <algorithm>
