@@ -1,8 +1,9 @@
 /*
  * The emulator's interfaces (tests/emu/emu.h and driver.h) on a real card, so that the tests of kernels,
  * device and engine run there as they are: memory is managed, so that host and kernels read the same
- * addresses, and a launch returns when the grid has ended. What only an emulator can do - schedules,
- * counters, faults, other timings - is not done; run.sh leaves out the tests that are about it.
+ * addresses, and a launch returns when the grid has ended. What only an emulator can do is not done:
+ * schedules are all the same, counters are zero, and run.sh leaves out the tests that are about those, or
+ * about the driver's faults and timings.
  *
  * Kernels come from the library's own images and, for those of tests, from the fatbins in the folder
  * KVPAGE_GPU_IMAGES.

@@ -90,6 +90,7 @@ void open_card()
         emu_install(&o);
     }
     cu = kvp__cuda_load()->cuda;
+    if (!cu) fprintf(stderr, "%s\n", kvp__cuda_load()->missing), exit(1);
     kvp__cu_device device;
     kvp__cu_context context;
     must(cu->cuInit(0), "cuInit");
