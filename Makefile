@@ -87,7 +87,7 @@ endif
 # The kernels for the card are compiled where nvcc is; CUDA=0 leaves them out, CUDA=1 insists. The
 # library is the same otherwise: its ABI, and its need of nothing but libc at run time.
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/cuda/bin/nvcc))
-CUDA ?= 0
+CUDA ?= $(if $(and $(NVCC),$(filter x86_64 amd64 aarch64 arm64,$(ARCH)),$(if $(SAN),,1)),1,0)
 # Code for Hopper, and PTX that the driver compiles for anything from Ampere on; CUDA_RELEASE=1: code for
 # all that are common.
 CUDA_ARCHS := 90 $(if $(CUDA_RELEASE),80 89 100 120)
