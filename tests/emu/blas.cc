@@ -1,12 +1,12 @@
 /*
  * The emulated cuBLAS: the products that the device asks for, in the order of a stream.
  *
- * The arguments are those of columns: with op_a T and op_b N, column j of C is a row of outputs, and
- * C[j][i] is the sum over k of A[i][k] * B[j][k], where A has a row for each output and B for each input
- * row, both contiguous in k. All sums are of floats, eight at a time.
+ * The arguments are those of columns: with op_a T and op_b N, column j of C is a row of outputs,
+ * and C[j][i] is the sum over k of A[i][k] * B[j][k], where A has a row for each output and B for
+ * each input row, both contiguous in k. All sums are of floats, eight at a time.
  *
- * A whole model runs on this, so it is made to be fast on one core: rows become floats once, a block of
- * B's stays in the cache, and four rows of A meet three of B in registers.
+ * A whole model runs on this, so it is made to be fast on one core: rows become floats once, a
+ * block of B's stays in the cache, and four rows of A meet three of B in registers.
  */
 #include "tests/emu/machine.h"
 
@@ -113,7 +113,7 @@ static Kernels kernels()
     return {floats_plain, sums_plain};
 }
 
-/* `n` rows as floats, `k` of them in `width`; what is behind them, and rows up to `rows`, is zero. */
+/* `n` rows as floats, `k` of them in `width`; what is behind, and rows up to `rows`, is zero. */
 static void pack(const Kernels &f, const uint16_t *from, size_t stride, int type, size_t n,
                  size_t rows, size_t k, size_t width, float *to)
 {
@@ -260,8 +260,8 @@ static Result cublasGemmEx(kvp__blas_handle handle, int op_a, int op_b, int m, i
         auto s = stream_of(h->stream, &error);
         if (!s) return BLAS_NOT_INITIALIZED;
         if (op_a != KVP__BLAS_T || op_b != KVP__BLAS_N || !is_16(a_type) || b_type != a_type ||
-            (c_type != KVP__BLAS_R_32F && c_type != a_type) || compute_type != KVP__BLAS_COMPUTE_32F ||
-            algo != KVP__BLAS_ALGO_DEFAULT)
+            (c_type != KVP__BLAS_R_32F && c_type != a_type) ||
+            compute_type != KVP__BLAS_COMPUTE_32F || algo != KVP__BLAS_ALGO_DEFAULT)
             return refuse(BLAS_NOT_SUPPORTED, "not a product that the emulator does");
         if (m <= 0 || n <= 0 || k <= 0 || lda <= 0 || ldb <= 0 || ldc <= 0)
             return refuse(BLAS_INVALID_VALUE, "%d x %d x %d, strides %d, %d, %d", m, n, k, lda, ldb,

@@ -1,6 +1,6 @@
 /*
- * The functions of the emulated driver. What they share is in machine.h; what is special about them, as
- * against a card's, is in driver.h.
+ * The functions of the emulated driver. What they share is in machine.h; what is special about
+ * them, as against a card's, is in driver.h.
  */
 #include "tests/emu/machine.h"
 
@@ -134,7 +134,7 @@ static Result cuDevicePrimaryCtxRetain(kvp__cu_context *context, kvp__cu_device 
     });
 }
 
-/* What is alive when the last one lets go would be gone with the context; here it stays, and leaks. */
+/* What is alive when the last one lets go would be gone with the context; here it leaks. */
 static Result cuDevicePrimaryCtxRelease(kvp__cu_device device)
 {
     return call(__func__, [&]() -> Result {
@@ -213,10 +213,10 @@ static Result cuMemFreeHost(void *p)
 
 /* --- copies --- */
 
-/* A copy or a fill of [p, p + bytes), which `act` does. The addresses are looked at when it is asked for,
- * as the driver does, and again when it runs, which may be long after, in a graph. */
-static Result move(kvp__cu_stream stream, Kind kind, kvp__cu_ptr p, const void *host, uint64_t bytes,
-                   const std::function<void()> &act)
+/* A copy or a fill of [p, p + bytes), which `act` does. The addresses are looked at when it is
+ * asked for, as the driver does, and again when it runs, which may be long after, in a graph. */
+static Result move(kvp__cu_stream stream, Kind kind, kvp__cu_ptr p, const void *host,
+                   uint64_t bytes, const std::function<void()> &act)
 {
     Result error = KVP__CU_SUCCESS;
     auto s = stream_of(stream, &error);
@@ -349,13 +349,13 @@ static Result cuLaunchKernel(kvp__cu_function function, unsigned grid_x, unsigne
             return refuse(KVP__CU_INVALID_VALUE, "%s: a grid of %u x %u x %u", name, grid_x, grid_y,
                           grid_z);
         if (!block_x || block_x > f->most_threads || block_y != 1 || block_z != 1)
-            return refuse(KVP__CU_INVALID_VALUE, "%s: %u x %u x %u threads; the kernel takes %u at most",
+            return refuse(KVP__CU_INVALID_VALUE, "%s: %u x %u x %u threads; it takes %u at most",
                           name, block_x, block_y, block_z, f->most_threads);
         if (shared_bytes > f->most_shared)
-            return refuse(KVP__CU_INVALID_VALUE, "%s: %u bytes of shared memory; %u are allowed", name,
-                          shared_bytes, f->most_shared);
+            return refuse(KVP__CU_INVALID_VALUE, "%s: %u bytes of shared memory; %u are allowed",
+                          name, shared_bytes, f->most_shared);
         if (!arguments || !arguments[0] || extra)
-            return refuse(KVP__CU_INVALID_VALUE, "%s: arguments are missing, or extra ones given", name);
+            return refuse(KVP__CU_INVALID_VALUE, "%s: no arguments, or extra ones", name);
         auto first = (const uint8_t *)arguments[0];
         std::vector<uint8_t> args(first, first + f->args_bytes);
         Operation o;
@@ -479,7 +479,7 @@ static Result cuEventQuery(kvp__cu_event event)
     });
 }
 
-/* A capture stays within one stream here: to fork and join is refused, since nothing of ours does. */
+/* A capture stays within one stream here: to fork and join is refused; nothing of ours does. */
 static Result cuStreamWaitEvent(kvp__cu_stream stream, kvp__cu_event event, unsigned flags)
 {
     return call(__func__, [&]() -> Result {
@@ -527,7 +527,10 @@ static Result cuStreamIsCapturing(kvp__cu_stream stream, int *status)
         Result error = KVP__CU_SUCCESS;
         auto s = stream_of(stream, &error);
         if (!s) return error;
-        *status = !s->capture ? KVP__CU_CAPTURE_NONE : s->capture->valid ? KVP__CU_CAPTURE_ACTIVE : 2;
+        if (!s->capture)
+            *status = KVP__CU_CAPTURE_NONE;
+        else
+            *status = s->capture->valid ? KVP__CU_CAPTURE_ACTIVE : 2;
         return KVP__CU_SUCCESS;
     });
 }
@@ -541,7 +544,7 @@ static Result cuStreamBeginCapture(kvp__cu_stream stream, int mode)
         if (!s) return error;
         if (s->capture) return refuse(CAPTURE_UNSUPPORTED, "it is being captured");
         if (mode != KVP__CU_CAPTURE_THREAD_LOCAL)
-            return refuse(KVP__CU_INVALID_VALUE, "other threads would be disturbed by mode %d", mode);
+            return refuse(KVP__CU_INVALID_VALUE, "mode %d disturbs other threads", mode);
         s->capture = std::make_unique<Capture>();
         s->capture->thread = std::this_thread::get_id();
         return KVP__CU_SUCCESS;

@@ -1,17 +1,17 @@
 /*
- * The emulated driver and cuBLAS (driver.cc, blas.cc): the tables of cuda/api.h with memory, streams,
- * events, graphs and kernels of the CPU behind them, so that all of the CUDA device's host code runs
- * on a machine without a GPU, as it is.
+ * The emulated driver and cuBLAS (driver.cc, blas.cc): the tables of cuda/api.h with memory,
+ * streams, events, graphs and kernels of the CPU behind them, so that all of the CUDA device's host
+ * code runs on a machine without a GPU, as it is.
  *
- * It is stricter than a card. Every address and size given to it is checked against what is allocated;
- * memory that nobody has written is NaN (above 1 GiB in one piece, zero); a call without a current
- * context, on a handle that is not alive, or one that a capture does not allow is an error with a
- * sentence (emu_driver_message); a call from a host function, where a driver may hang, ends the program.
- * It counts every call, and in particular those that wait for the device.
+ * It is stricter than a card. Every address and size given to it is checked against what is
+ * allocated; memory that nobody has written is NaN (above 1 GiB in one piece, zero); a call without
+ * a current context, on a handle that is not alive, or one that a capture does not allow is an
+ * error with a sentence (emu_driver_message); a call from a host function, where a driver may hang,
+ * ends the program. It counts every call, and in particular those that wait for the device.
  *
  * When operations run is the test's choice, and none of the choices is more right than another:
- * at once, inside the call; late, a few at each query; or on a thread of the emulator's. In every case
- * the host's memory that a copy reads is read when the copy runs, not when it is asked for.
+ * at once, inside the call; late, a few at each query; or on a thread of the emulator's. In every
+ * case the host's memory that a copy reads is read when the copy runs, not when it is asked for.
  */
 #ifndef TESTS_EMU_DRIVER_H
 #define TESTS_EMU_DRIVER_H
@@ -26,8 +26,8 @@ extern "C" {
 
 typedef enum emu_timing {
     EMU_AT_ONCE, /* inside the call that asks */
-    EMU_LATE,    /* `late_operations` of them in each cuStreamQuery and cuEventQuery, and all that is
-                    needed in calls that wait. Host functions run inside these calls */
+    EMU_LATE,    /* `late_operations` of them in each cuStreamQuery and cuEventQuery, and all that
+                    is needed in calls that wait. Host functions run inside these calls */
     EMU_THREAD   /* on a thread, which sleeps `pause_us` before each */
 } emu_timing;
 
@@ -41,11 +41,11 @@ typedef struct emu_driver_options {
     emu_timing timing;
     uint32_t late_operations;   /* 1 */
     uint32_t pause_us;
-    uint64_t seed;              /* which stream goes on where several can; 0: the oldest operation */
+    uint64_t seed;              /* which stream goes on where several can; 0: the oldest one */
 } emu_driver_options;
 
-/* Puts the emulator behind kvp__cuda_load. NULL: all defaults. The driver is as new: no device is lost,
- * no call counted. */
+/* Puts the emulator behind kvp__cuda_load. NULL: all defaults. The driver is as new: no device is
+ * lost, no call counted. */
 void emu_install(const emu_driver_options *o);
 /* What is not given back is given back now; operations that have not run never do. kvp__cuda_load
  * finds what the machine has again. */
@@ -86,15 +86,15 @@ void *emu_driver_memory(kvp__cu_ptr p, uint64_t bytes);
 
 /* --- what tests ask for --- */
 
-/* The n-th call from now on (1: the next) of the function fails with `error` and does nothing, but for
- * those that give back, which do that first. NULL: of any function; cuBLAS's then fail with what they
- * have for it. n 0: not any more. */
+/* The n-th call from now on (1: the next) of the function fails with `error` and does nothing, but
+ * for those that give back, which do that first. NULL: of any function; cuBLAS's then fail with
+ * what they have for it. n 0: not any more. */
 void emu_driver_fail(const char *name, uint64_t nth, kvp__cu_result error);
 /* Whether the failure that was asked for has happened. */
 bool emu_driver_failed(void);
 
-/* Every later call fails with `error` (as after an illegal address), and nothing that has not run ever
- * does: no host function is called. What gives back still does, and fails. */
+/* Every later call fails with `error` (as after an illegal address), and nothing that has not run
+ * ever does: no host function is called. What gives back still does, and fails. */
 void emu_driver_lose(kvp__cu_result error);
 
 /* While on, no operation begins. A call that would have to wait then fails, instead of for ever. */

@@ -53,14 +53,15 @@ static uint32_t corner(uint32_t bits)
 static uint32_t word_of(int kind, uint32_t bits, uint32_t word)
 {
     float f = between(bits, kind == LANES_POSITIVE ? 1e-3f : -8, 8);
+    float high = between(hash(bits, 2), -2, 2);
     switch (kind) {
     case LANES_FLOATS: return bits & 64 ? corner(bits >> 8) : hash(bits, 1);
     case LANES_SMALL:
     case LANES_POSITIVE: return kvp__float_bits(f);
     case LANES_F16:
-        return kvp__f32_to_f16(f / 4) | (uint32_t)kvp__f32_to_f16(between(hash(bits, 2), -2, 2)) << 16;
+        return kvp__f32_to_f16(f / 4) | (uint32_t)kvp__f32_to_f16(high) << 16;
     case LANES_BF16:
-        return kvp__f32_to_bf16(f / 4) | (uint32_t)kvp__f32_to_bf16(between(hash(bits, 2), -2, 2)) << 16;
+        return kvp__f32_to_bf16(f / 4) | (uint32_t)kvp__f32_to_bf16(high) << 16;
     case LANES_DOUBLES: /* exponents near one another, so that sums round */
         return word % 2 ? (bits & 0x800fffffu) | (0x3f0u + (bits >> 20) % 32) << 20 : bits;
     default: return bits;
@@ -75,7 +76,8 @@ uint32_t lanes_input(uint32_t operation, uint32_t at)
 std::vector<uint32_t> lanes_run()
 {
     std::vector<uint32_t> answers;
-    auto *in = (uint32_t *)emu_alloc(LANES_OF_OP * 4), *out = (uint32_t *)emu_alloc(LANES_OF_OP * 4);
+    auto *in = (uint32_t *)emu_alloc(LANES_OF_OP * 4);
+    auto *out = (uint32_t *)emu_alloc(LANES_OF_OP * 4);
     for (uint32_t op = 0; op < LANES_N; op++) {
         for (uint32_t i = 0; i < LANES_OF_OP; i++) in[i] = lanes_input(op, i);
         lanes_args a = {in, out, op, 0};

@@ -1,10 +1,11 @@
 /*
- * Every operation that kernels are written in, lane by lane: what goes in, and how near what comes out on
- * the emulator must be to what came out on a card. tests/gpu captures a card's answers once, into
- * tests/emu/lanes.bin; test_lanes.cc replays them.
+ * Every operation that kernels are written in, lane by lane: what goes in, and how near what comes
+ * out on the emulator must be to what came out on a card. tests/gpu captures a card's answers once,
+ * into tests/emu/lanes.bin; test_lanes.cc replays them.
  *
- * An operation is run in LANES_ROUNDS blocks of one warp; each lane is given four words and gives four.
- * What is given is a function of operation, round, lane and word alone, so that only answers are kept.
+ * An operation is run in LANES_ROUNDS blocks of one warp; each lane is given four words and gives
+ * four. What is given is a function of operation, round, lane and word alone, so that only answers
+ * are kept.
  */
 #ifndef TESTS_EMU_LANES_H
 #define TESTS_EMU_LANES_H
@@ -13,14 +14,16 @@
 
 enum { LANES_ROUNDS = 8, LANES_WORDS = 4, LANES_OF_OP = LANES_ROUNDS * 32 * LANES_WORDS };
 
-/* What words are: any bits; floats of every kind; floats between -8 and 8, above 0 for POSITIVE; pairs of
- * 16-bit floats, between -2 and 2 where they go in. */
-enum { LANES_BITS, LANES_FLOATS, LANES_SMALL, LANES_POSITIVE, LANES_F16, LANES_BF16, LANES_DOUBLES };
+/* What words are: any bits; floats of every kind; floats between -8 and 8, above 0 for POSITIVE;
+ * pairs of 16-bit floats, between -2 and 2 where they go in. */
+enum {
+    LANES_BITS, LANES_FLOATS, LANES_SMALL, LANES_POSITIVE, LANES_F16, LANES_BF16, LANES_DOUBLES
+};
 
-/* Name, what goes in, what comes out, and by what a float may differ: relative, and absolute; both 0:
- * by no bit, but that all NaNs are one. Tolerances are those that CUDA documents for the approximate
- * functions; products of fragments may differ in how the card rounds its sums, which is documented
- * nowhere. */
+/* Name, what goes in, what comes out, and by what a float may differ: relative, and absolute; both
+ * 0: by no bit, but that all NaNs are one. Tolerances are those that CUDA documents for the
+ * approximate functions; products of fragments may differ in how the card rounds its sums, which is
+ * documented nowhere. */
 #define LANES_OPERATIONS(X)                                                                        \
     X(cp_async16_on, LANES_BITS, LANES_BITS, 0, 0)                                                 \
     X(cp_async16_off, LANES_BITS, LANES_BITS, 0, 0)                                                \

@@ -1,10 +1,10 @@
 /*
  * The machine behind the emulated driver: see machine.h, and driver.h for what tests ask of it.
  *
- * A stream is a queue. What an operation does is a function that is kept in it; the order between streams
- * is given by events alone, and where several could go on, the oldest operation does, or a random one
- * if there is a seed. Nothing else runs beside an operation, so a step that needs an order and has not
- * asked for it is found by the seed, not by chance.
+ * A stream is a queue. What an operation does is a function that is kept in it; the order between
+ * streams is given by events alone, and where several could go on, the oldest operation does, or a
+ * random one if there is a seed. Nothing else runs beside an operation, so a step that needs an
+ * order and has not asked for it is found by the seed, not by chance.
  */
 #include "tests/emu/machine.h"
 
@@ -24,8 +24,8 @@ const char image[] = "the emulator's kernels are linked to the program";
 
 /* Guards everything; `changes`: an operation ended, or one may begin. */
 static std::mutex mutex;
-/* Made when first used, since main_emu.cc installs before main, and never ended, since the thread of the
- * machine waits for it until the program is gone. */
+/* Made when first used, since main_emu.cc installs before main, and never ended, since the thread
+ * of the machine waits for it until the program is gone. */
 static std::condition_variable_any &changes()
 {
     static auto *made = new std::condition_variable_any;

@@ -1,10 +1,10 @@
 /*
  * What the emulated driver and cuBLAS share: the machine (machine.cc). Devices, memory, contexts,
- * streams and the operations in them, what was counted, and the faults that tests ask for. driver.cc and
- * blas.cc are the functions of the tables; each of them is a `call`.
+ * streams and the operations in them, what was counted, and the faults that tests ask for.
+ * driver.cc and blas.cc are the functions of the tables; each of them is a `call`.
  *
- * One lock guards all of it: the body of a call holds it, and what is declared here expects that. An
- * operation runs without it, one at a time, in the thread that the timing says.
+ * One lock guards all of it: the body of a call holds it, and what is declared here expects that.
+ * An operation runs without it, one at a time, in the thread that the timing says.
  */
 #ifndef TESTS_EMU_MACHINE_H
 #define TESTS_EMU_MACHINE_H
@@ -24,8 +24,8 @@ namespace driver {
 using Result = kvp__cu_result;
 
 /* Results of the driver that only the emulator gives. */
-constexpr Result NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400,
-                 NOT_PERMITTED = 800, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
+constexpr Result NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
+                 INVALID_HANDLE = 400, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
                  CAPTURE_UNMATCHED = 903, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907,
                  CAPTURE_WRONG_THREAD = 908, UNKNOWN = 999;
 
@@ -50,7 +50,7 @@ enum class Kind { KERNEL, PRODUCT, UPLOAD, DOWNLOAD, MEMSET, HOST, RECORD, WAIT 
 
 struct Operation {
     Kind kind;
-    std::function<std::string()> run; /* what went wrong, "" if nothing did; RECORD and WAIT have none */
+    std::function<std::string()> run; /* what went wrong, or ""; RECORD and WAIT have none */
     std::string name;                 /* of a kernel */
     uint64_t bytes = 0;               /* of a copy */
     bool pageable = false;
@@ -154,7 +154,7 @@ extern Machine *machine; /* nullptr: not installed */
  * context, a fault that was asked for, a lost device. Otherwise what `body` gives. */
 Result call(const char *name, const std::function<Result()> &body);
 
-/* Within a call: an error that the host is to blame for, with the sentence for emu_driver_message. */
+/* Within a call: an error of the host's, with the sentence for emu_driver_message. */
 Result refuse(Result error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Of the current context; there is one, unless the rules of machine.cc say that none is needed. */
@@ -178,8 +178,8 @@ Result pop(kvp__cu_context *out);
 
 /* --- memory --- */
 
-/* Of a device, or pinned: -1. From emu_alloc, so that a kernel's access behind it is found. 0: there is
- * not so much left. */
+/* Of a device, or pinned: -1. From emu_alloc, so that a kernel's access behind it is found. 0:
+ * there is not so much left. */
 uint64_t allocate(uint64_t bytes, int device);
 /* False: p is not the beginning of such an allocation. */
 bool release(uint64_t p, int device);

@@ -1,7 +1,7 @@
 /*
- * The emulator's operations against those of a card, as captured in lanes.bin by tests/gpu (or in the
- * file KVPAGE_LANES). Without that file nobody has seen a card yet, and the replay is skipped; the rest
- * shows that it would find something.
+ * The emulator's operations against those of a card, as captured in lanes.bin by tests/gpu (or in
+ * the file KVPAGE_LANES). Without that file nobody has seen a card yet, and the replay is skipped;
+ * the rest shows that it would find something.
  */
 #include "tests/emu/lanes_file.h"
 
@@ -34,7 +34,8 @@ static void answers_of_a_card(void **)
     std::string name;
     std::vector<uint32_t> card, ours = lanes_run();
     assert_int_equal(ours.size(), LANES_N * LANES_OF_OP);
-    const char *other = getenv("KVPAGE_LANES"), *path = other ? other : KVPAGE_TESTS "/emu/lanes.bin";
+    const char *path = getenv("KVPAGE_LANES");
+    if (!path) path = KVPAGE_TESTS "/emu/lanes.bin";
     if (access(path, R_OK)) skip();
     assert_true(lanes_read(path, &name, &card));
     replay(card, ours);

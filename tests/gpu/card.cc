@@ -1,12 +1,12 @@
 /*
- * The emulator's interfaces (tests/emu/emu.h and driver.h) on a real card, so that the tests of kernels,
- * device and engine run there as they are: memory is managed, so that host and kernels read the same
- * addresses, and a launch returns when the grid has ended. What only an emulator can do is not done:
- * schedules are all the same, counters are zero, and run.sh leaves out the tests that are about those, or
- * about the driver's faults and timings.
+ * The emulator's interfaces (tests/emu/emu.h and driver.h) on a real card, so that the tests of
+ * kernels, device and engine run there as they are: memory is managed, so that host and kernels
+ * read the same addresses, and a launch returns when the grid has ended. What only an emulator can
+ * do is not done: schedules are all the same, counters are zero, and run.sh leaves out the tests
+ * that are about those, or about the driver's faults and timings.
  *
- * Kernels come from the library's own images and, for those of tests, from the fatbins in the folder
- * KVPAGE_GPU_IMAGES.
+ * Kernels come from the library's own images and, for those of tests, from the fatbins in the
+ * folder KVPAGE_GPU_IMAGES.
  */
 #include "cuda/api.h"
 #include "tests/emu/driver.h"
@@ -54,8 +54,9 @@ void load_files(Card &c, const char *folder)
     if (!d) return;
     while (dirent *e = readdir(d)) {
         std::string path = std::string(folder) + "/" + e->d_name;
-        FILE *f = path.size() > 7 && path.substr(path.size() - 7) == ".fatbin" ? fopen(path.c_str(), "rb")
-                                                                             : nullptr;
+        size_t dot = path.rfind('.');
+        if (dot == std::string::npos || path.substr(dot) != ".fatbin") continue;
+        FILE *f = fopen(path.c_str(), "rb");
         if (!f) continue;
         std::vector<char> bytes;
         for (int b; (b = fgetc(f)) != EOF;) bytes.push_back((char)b);
@@ -155,8 +156,8 @@ const char *emu_launch(const char *kernel, uint32_t grid_x, uint32_t grid_y, uin
     if (shared_bytes > 48u << 10)
         e = cu->cuFuncSetAttribute(f, KVP__CU_FUNC_MAX_DYNAMIC_SMEM, (int)shared_bytes);
     if (!e)
-        e = cu->cuLaunchKernel(f, grid_x, grid_y, grid_z, threads, 1, 1, (unsigned)shared_bytes, nullptr,
-                               arguments, nullptr);
+        e = cu->cuLaunchKernel(f, grid_x, grid_y, grid_z, threads, 1, 1, (unsigned)shared_bytes,
+                               nullptr, arguments, nullptr);
     if (!e) e = cu->cuStreamSynchronize(nullptr);
     if (!e) return nullptr;
     wrong = std::string(kernel) + ": " + error_of(use.c, e);

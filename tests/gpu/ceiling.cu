@@ -1,6 +1,6 @@
 /*
- * What a card reads at most: every thread of the grid takes 16 bytes at a time, eight of them on the way, and
- * keeps their exclusive or. Only for nvcc: tests/gpu/gates.cc measures with it.
+ * What a card reads at most: every thread of the grid takes 16 bytes at a time, eight of them on
+ * the way, and keeps their exclusive or. Only for nvcc: tests/gpu/gates.cc measures with it.
  */
 #include "cuda/kernels/device.h"
 

@@ -1,19 +1,25 @@
 /*
- * Attention's times on a card against the gates of the design, graph-replayed, merge included, over buffers
- * that are larger than the L2 cache:
+ * Attention's times on a card against the gates of the design, graph-replayed, merge included, over
+ * buffers that are larger than the L2 cache:
  *
- *     decode   t <= bytes / (0.92 x copy bandwidth) + 5 us     16-bit KV, 32 query heads, 8 KV heads, d 128
+ *     decode   t <= bytes / (0.92 x copy bandwidth) + 5 us     16-bit KV, 32 query heads, 8 KV
+ * heads, d 128
  *     prefill  330 TFLOP/s where every row sees every key, 290 causal
  *
  * The copy bandwidth is measured first, in the same run. Without a card the same program runs small
  * shapes on the emulator and leaves the times out. Prints a line a case, separated by tabs:
  * what, measured, unit, wanted, verdict. Exit 1 if something is wrong, not if a gate is missed.
  */
+/* The library's headers are C; clang knows C's atomics in C++ too. */
+#ifndef __clang__
 #define _Atomic
+#endif
 extern "C" {
 #include "cuda/plan.h"
 }
+#ifndef __clang__
 #undef _Atomic
+#endif
 #include "cuda/api.h"
 #include "tests/emu/driver.h"
 #include "tests/gpu/ceiling.h"
@@ -103,7 +109,10 @@ void open_card()
 
 struct Memory {
     kvp__cu_ptr p = 0;
-    explicit Memory(uint64_t bytes) { must(cu->cuMemAlloc(&p, std::max<uint64_t>(bytes, 1)), "memory"); }
+    explicit Memory(uint64_t bytes)
+    {
+        must(cu->cuMemAlloc(&p, std::max<uint64_t>(bytes, 1)), "memory");
+    }
     Memory(const Memory &) = delete;
     ~Memory() { cu->cuMemFree(p); }
     void send(const void *from, uint64_t bytes)
@@ -141,7 +150,8 @@ template <class Args> void launch(const char *name, kvp__launch l, Args a)
     void *arguments[] = {&a};
     if (l.shared > 48u << 10)
         must(cu->cuFuncSetAttribute(f, KVP__CU_FUNC_MAX_DYNAMIC_SMEM, (int)l.shared), name);
-    must(cu->cuLaunchKernel(f, l.x, l.y, 1, l.threads, 1, 1, l.shared, stream, arguments, nullptr), name);
+    must(cu->cuLaunchKernel(f, l.x, l.y, 1, l.threads, 1, 1, l.shared, stream, arguments, nullptr),
+         name);
 }
 
 /* Microseconds of what `work` puts on the stream, replayed from a graph: the median of seven. */
@@ -202,7 +212,8 @@ void read_bandwidth(const Memory &from, uint64_t bytes)
     ceiling_args a = {from.as<void>(), out.as<uint32_t>(), bytes / 16, 0x12345678, 0};
     void *arguments[] = {&a};
     double us = time_of([&] {
-        must(cu->cuLaunchKernel(f, (unsigned)sms * 4, 1, 1, 512, 1, 1, 0, stream, arguments, nullptr),
+        must(cu->cuLaunchKernel(f, (unsigned)sms * 4, 1, 1, 512, 1, 1, 0, stream, arguments,
+                                nullptr),
              "ceiling_read");
     });
     report("reading", bytes / us / 1e6, "TB/s", "", "");
@@ -309,7 +320,8 @@ public:
 
     ~Attention()
     {
-        for (Memory *m : {step, lists, positions, tables, q, out, part_out, part_lse, slab}) delete m;
+        for (Memory *m : {step, lists, positions, tables, q, out, part_out, part_lse, slab})
+            delete m;
     }
 
 private:
@@ -426,7 +438,8 @@ private:
 
     void fill_slab()
     {
-        std::vector<uint16_t> pattern = halves((size_t)std::min<uint64_t>(layout.bytes, 1u << 20) / 2);
+        uint64_t first = std::min<uint64_t>(layout.bytes, 1u << 20);
+        std::vector<uint16_t> pattern = halves((size_t)first / 2);
         uint64_t piece = pattern.size() * 2;
         for (uint64_t b = 0; b < layout.bytes; b += piece) {
             uint64_t n = std::min(piece, layout.bytes - b);
@@ -494,8 +507,8 @@ bool agrees(Case c)
         size = std::max(size, (double)std::fabs(half(plain[i])));
     }
     bool ok = most <= 4e-3 * size;
-    printf("tiled against plain attention, %u x %u, %u rows\t%.2g\trelative\t<= 0.004\t%s\n", c.seqs,
-           c.keys, c.rows, most / size, ok ? "reached" : "WRONG");
+    printf("tiled against plain attention, %u x %u, %u rows\t%.2g\trelative\t<= 0.004\t%s\n",
+           c.seqs, c.keys, c.rows, most / size, ok ? "reached" : "WRONG");
     return ok;
 }
 

@@ -1,7 +1,7 @@
 /*
- * CMocka's interface for machines with a card, where nothing can be installed: that of tests/cross, and
- * some of a program's tests: those named in KVPAGE_ONLY, separated by commas, or all but those named in
- * KVPAGE_NOT. A name that no test has is a failure, so that a list does not go stale.
+ * CMocka's interface for machines with a card, where nothing can be installed: that of tests/cross,
+ * and some of a program's tests: those named in KVPAGE_ONLY, separated by commas, or all but those
+ * named in KVPAGE_NOT. A name that no test has is a failure, so that a list does not go stale.
  */
 #ifndef KVPAGE_TESTS_GPU_CMOCKA_H
 #define KVPAGE_TESTS_GPU_CMOCKA_H
