@@ -401,6 +401,43 @@ static double busy(const kvp__cuda_plan *p, uint32_t sms)
     return (double)total / (double)places / (double)end;
 }
 
+/* A host's recording has the bounds of so many rows alone, and is launched for whatever a later decode
+ * step of the whole runner is cut into (cuda/attend.c): that must fit. */
+static void a_decode_step_fits_its_own_bounds(void **state)
+{
+    (void)state;
+    uint32_t shared = 0;
+    for (uint32_t i = 0; i < 200; i++) {
+        rng = 5000 + i;
+        step *s = new_step(1 + rnd(4), 1 + rnd(12), 64, 0, 16u << rnd(3));
+        s->limits.sms = 1 + rnd(150);
+        uint32_t n = 1 + rnd(40), deep = 200 + rnd(6000);
+        for (uint32_t k = 0; k < n; k++) {
+            uint32_t first = deep / 2 + rnd(deep), with = k ? rnd(k) : 0;
+            uint32_t most = k ? s->seqs[with].first_pos : 0;
+            add(s, first, 1, rnd(3) ? most < first ? most : first : 0, with);
+        }
+        step bucket = *s;
+        bucket.limits.max_rows = bucket.limits.max_seqs = n;
+        s->limits.max_rows = n + rnd(3000);
+        s->limits.max_seqs = n + rnd(300);
+        made most, m;
+        place(&most, &bucket);
+        place(&m, s);
+        make_plan(&m, s);
+        const kvp__cuda_plan *p = &m.plan, *b = &most.plan;
+        for (uint32_t t = 0; t < KVP__ATTEND_TILES; t++)
+            assert_true(p->n_items[t] <= b->most_items[t]);
+        assert_true(all_items(p) <= b->max_items && p->n_merges <= b->max_merges);
+        assert_true(p->n_slots <= b->max_slots);
+        for (uint32_t u = 0; u < p->n_units; u++) shared += p->units[u].shared;
+        free_made(&most);
+        free_made(&m);
+        free_step(s);
+    }
+    assert_true(shared > 50);
+}
+
 static void decode_is_shared_out_equally(void **state)
 {
     (void)state;
@@ -710,6 +747,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_key_is_seen_once),
         cmocka_unit_test(a_plan_depends_on_its_step_alone),
+        cmocka_unit_test(a_decode_step_fits_its_own_bounds),
         cmocka_unit_test(decode_is_shared_out_equally),
         cmocka_unit_test(there_are_never_more_cuts_than_parts),
         cmocka_unit_test(prompts_are_cut_only_where_the_card_would_be_idle),
