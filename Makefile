@@ -87,7 +87,16 @@ endif
 # The kernels for the card are compiled where nvcc is; CUDA=0 leaves them out, CUDA=1 insists. The
 # library is the same otherwise: its ABI, and its need of nothing but libc at run time.
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) /usr/local/cuda/bin/nvcc))
-CUDA ?= $(if $(and $(NVCC),$(filter x86_64 amd64 aarch64 arm64,$(ARCH)),$(if $(SAN),,1)),1,0)
+NVCC_RELEASE := $(if $(NVCC),$(shell $(NVCC) --version 2>/dev/null | \
+    awk '/release/ {sub(/.*release /, ""); split($$0, v, /[.,]/); print v[1] * 1000 + v[2] * 10}'))
+NVCC_FITS := $(shell [ "$(NVCC_RELEASE)" -ge 12080 ] 2>/dev/null && echo 1)
+CUDA ?= $(if $(and $(NVCC_FITS),$(filter x86_64 amd64 aarch64 arm64,$(ARCH)),$(if $(SAN),,1)),1,0)
+ifneq (,$(filter-out 0 1,$(CUDA)))
+$(error CUDA=$(CUDA): 0 or 1)
+endif
+ifeq ($(CUDA)$(NVCC_FITS),1)
+$(error CUDA=1 needs nvcc 12.8 or newer; NVCC=/path/nvcc says where it is)
+endif
 # Code for Hopper, and PTX that the driver compiles for anything from Ampere on; CUDA_RELEASE=1: code for
 # all that are common.
 CUDA_ARCHS := 90 $(if $(CUDA_RELEASE),80 89 100 120)
@@ -158,7 +167,7 @@ $(CU_DIR)/%.fatbin: cuda/kernels/%.cu
 $B/cuda/images.h: $(IMAGES)
 	@mkdir -p $(@D) && for f in $(IMAGES); do n=$${f##*/}; \
 	    echo "IMAGE($${n%.fatbin}, \"$$f\")"; done >$@
-$B/cuda/image.o: EXTRA = $(if $(IMAGES),-DKVP__CUDA_IMAGES='"$B/cuda/images.h"')
+$B/cuda/image.o: EXTRA = $(if $(IMAGES),-DKVP__CUDA_TOOLKIT=$(NVCC_RELEASE) -DKVP__CUDA_IMAGES='"$B/cuda/images.h"')
 $B/cuda/image.o: $B/cuda/images.h
 -include $(wildcard $(CU_DIR)/*.d)
 endif
@@ -395,5 +404,6 @@ clean: ## remove everything that was built
 help: ## this list
 	@awk -F'## ' '/^[a-z-]+:.*## / {split($$1, t, ":"); printf "  %-16s %s\n", t[1], $$2}' \
 	    $(firstword $(MAKEFILE_LIST))
+	@echo "variables: CC, CFLAGS, PREFIX, DESTDIR, LIBDIR; CUDA=0|1, CUDA_RELEASE=1, NVCC (docs/building.md)"
 
 -include $(shell test -d $B && find $B -name '*.d')

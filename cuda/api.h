@@ -145,6 +145,14 @@ typedef struct kvp__cuda_image {
 /* image.c: those that are in this library. */
 extern const kvp__cuda_image kvp__cuda_images[];
 extern const uint32_t kvp__cuda_n_images;
+extern const uint32_t kvp__cuda_toolkit; /* that made them, as the driver counts: 13020; 0: none */
+
+/* Whether a driver of this version (cuDriverGetVersion) cannot load what a toolkit made: drivers take
+ * what newer toolkits of their own major version make; compressed as our images are, from 12.4 on. */
+static inline int kvp__cuda_too_old(uint32_t driver, uint32_t toolkit)
+{
+    return driver / 1000 < toolkit / 1000 || (toolkit && driver < 12040);
+}
 
 /* What was found, once per process. A table is NULL where the library or one of its functions is
  * missing; `missing` then says which, in one sentence. Thread: any. */

@@ -82,7 +82,7 @@ static bool usable(const kvp__cuda_found *f, uint32_t ordinal, card *c, char *wh
         snprintf(why, size, "%.40s is of compute capability %d.%d; 8.0 is the least", c->name,
                  c->major, c->minor);
     else if (f->n_images == 0)
-        snprintf(why, size, "%.40s: this library was built without kernels", c->name);
+        snprintf(why, size, "%.40s: this library was built without CUDA kernels", c->name);
     else if (!f->blas)
         snprintf(why, size, "%.30s: %.90s", c->name, f->missing[0] ? f->missing : "no cuBLAS");
     else

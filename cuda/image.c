@@ -22,10 +22,12 @@ const kvp__cuda_image kvp__cuda_images[] = {
 #undef IMAGE
 };
 const uint32_t kvp__cuda_n_images = sizeof kvp__cuda_images / sizeof *kvp__cuda_images;
+const uint32_t kvp__cuda_toolkit = KVP__CUDA_TOOLKIT;
 
 #else
 
 const kvp__cuda_image kvp__cuda_images[] = {{0, 0}};
 const uint32_t kvp__cuda_n_images = 0;
+const uint32_t kvp__cuda_toolkit = 0;
 
 #endif

@@ -62,6 +62,16 @@ static bool find_driver(kvp__cuda_found *f)
                  "the driver has no %s: one for CUDA 11.4 or newer is needed", lacks);
         return false;
     }
+    int version = 0;
+    if (driver.cuDriverGetVersion(&version) == KVP__CU_SUCCESS &&
+        kvp__cuda_too_old((uint32_t)version, kvp__cuda_toolkit)) {
+        uint32_t needed = kvp__cuda_toolkit / 1000 == 12 ? 12040 : kvp__cuda_toolkit / 1000 * 1000;
+        snprintf(f->missing, sizeof f->missing,
+                 "the driver is for CUDA %d.%d, the kernels need one for %u.%u or newer",
+                 version / 1000, version % 1000 / 10, (unsigned)needed / 1000,
+                 (unsigned)needed % 1000 / 10);
+        return false;
+    }
     f->cuda = &driver;
     return true;
 }
@@ -99,7 +109,7 @@ static void search(kvp__cuda_found *f)
     f->images = kvp__cuda_images;
     f->n_images = kvp__cuda_n_images;
     if (!f->n_images)
-        snprintf(f->missing, sizeof f->missing, "this library was built without kernels");
+        snprintf(f->missing, sizeof f->missing, "this library was built without CUDA kernels");
     else if (find_driver(f))
         find_blas(f);
 }

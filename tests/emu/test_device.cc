@@ -746,7 +746,7 @@ static void a_card_describes_itself(void **)
     kvp__cuda_use(&part);
     rig_describe(0, &i);
     assert_int_equal(i.usable, 0);
-    assert_non_null(strstr(i.description, "without kernels"));
+    assert_non_null(strstr(i.description, "without CUDA kernels"));
     memset(&part, 0, sizeof part);
     snprintf(part.missing, sizeof part.missing, "no CUDA driver");
     kvp__cuda_use(&part);

@@ -19,6 +19,7 @@
 
 const kvp__cuda_image kvp__cuda_images[] = {{"none", ""}};
 const uint32_t kvp__cuda_n_images = 1;
+const uint32_t kvp__cuda_toolkit = 0;
 
 /* --- the search, in a child --- */
 
@@ -185,6 +186,18 @@ static void tests_may_put_theirs(void **s)
     assert_string_equal(real->missing, missing);
 }
 
+static void drivers_must_be_as_new_as_the_toolkit(void **state)
+{
+    (void)state;
+    assert_false(kvp__cuda_too_old(13000, 13000));
+    assert_false(kvp__cuda_too_old(13000, 13020)); /* minor versions are one family */
+    assert_false(kvp__cuda_too_old(13010, 12080));
+    assert_true(kvp__cuda_too_old(12090, 13000));
+    assert_false(kvp__cuda_too_old(12040, 12080));
+    assert_true(kvp__cuda_too_old(12030, 12080)); /* does not read our compression */
+    assert_false(kvp__cuda_too_old(11040, 0));    /* nothing to load */
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "search") == 0) return search();
@@ -194,6 +207,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup(no_blas, break_all),
         cmocka_unit_test_setup(newest_complete_blas, break_all),
         cmocka_unit_test(all_threads_find_the_same),
+        cmocka_unit_test(drivers_must_be_as_new_as_the_toolkit),
         cmocka_unit_test(tests_may_put_theirs),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -10,12 +10,13 @@
 
 const kvp__cuda_image kvp__cuda_images[] = {{0, 0}};
 const uint32_t kvp__cuda_n_images = 0;
+const uint32_t kvp__cuda_toolkit = 0;
 
 static void says_that_it_has_no_kernels(void **s)
 {
     (void)s;
     const kvp__cuda_found *f = kvp__cuda_load();
-    assert_string_equal(f->missing, "this library was built without kernels");
+    assert_string_equal(f->missing, "this library was built without CUDA kernels");
     assert_null(f->cuda);
     assert_null(f->blas);
     assert_int_equal(f->n_images, 0);
