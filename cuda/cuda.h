@@ -41,6 +41,7 @@ void kvp__cuda_leave(const kvp__cuda *c);
 
 /* The status of a driver's error, with one line: what was attempted and the error's name. Errors
  * after which a context is of no use any more are DEVICE_LOST. */
+bool kvp__cuda_is_sticky(kvp__cu_result e);
 kvp_status kvp__cuda_fail(const kvp__cuda *c, kvp_error *err, kvp__cu_result e, const char *what);
 
 /* `bytes` > 0 of the card's memory. NO_MEMORY with what was asked and what is free. */

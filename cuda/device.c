@@ -161,10 +161,13 @@ void kvp__cuda_leave(const kvp__cuda *c)
 }
 
 /* Errors that stay with a context: memory errors, faults of a kernel, a card that fell off. */
-static bool is_sticky(kvp__cu_result e)
+bool kvp__cuda_is_sticky(kvp__cu_result e)
 {
-    return e == 214 || e == 220 || e == 700 || e == 702 || (e >= 710 && e <= 719 && e != 711 &&
-           e != 712) || e == 721 || e == 999;
+    static const int16_t all[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717,
+                                  718, 719, 721, 810, 911, 999};
+    for (size_t i = 0; i < KVP__COUNT(all); i++)
+        if (e == all[i]) return true;
+    return false;
 }
 
 static kvp_status status_of(kvp__cu_result e)
@@ -172,7 +175,7 @@ static kvp_status status_of(kvp__cu_result e)
     if (e == KVP__CU_OUT_OF_MEMORY) return KVP_ERR_NO_MEMORY;
     if (e == KVP__CU_NO_BINARY || e == KVP__CU_INVALID_IMAGE || e == 218 || e == 222)
         return KVP_ERR_UNSUPPORTED;
-    return is_sticky(e) ? KVP_ERR_DEVICE_LOST : KVP_ERR_INTERNAL;
+    return kvp__cuda_is_sticky(e) ? KVP_ERR_DEVICE_LOST : KVP_ERR_INTERNAL;
 }
 
 kvp_status kvp__cuda_fail(const kvp__cuda *c, kvp_error *err, kvp__cu_result e, const char *what)
@@ -202,8 +205,12 @@ kvp_status kvp__cuda_take(const kvp__cuda *c, uint64_t bytes, const char *what, 
 kvp_status kvp__cuda_send(const kvp__cuda *c, kvp__cu_ptr to, const void *from, size_t bytes,
                           kvp_error *err)
 {
-    kvp__cu_result e = c->cu->cuMemcpyHtoDAsync(to, from, bytes, NULL);
-    if (!e) e = c->cu->cuStreamSynchronize(NULL);
+    /* Not on the default stream, which would wait for all of the host's. */
+    kvp__cu_stream stream = NULL;
+    kvp__cu_result e = c->cu->cuStreamCreate(&stream, KVP__CU_STREAM_NON_BLOCKING);
+    if (!e) e = c->cu->cuMemcpyHtoDAsync(to, from, bytes, stream);
+    if (!e) e = c->cu->cuStreamSynchronize(stream);
+    if (stream) (void)c->cu->cuStreamDestroy(stream);
     return e ? kvp__cuda_fail(c, err, e, "a copy to the card") : KVP_OK;
 }
 

@@ -76,12 +76,14 @@ static bool find_driver(kvp__cuda_found *f)
     return true;
 }
 
-/* The newest that is complete. */
+/* The newest that is complete and not of a newer CUDA than the driver. */
 static void find_blas(kvp__cuda_found *f)
 {
     static const char *const names[] = {"libcublas.so.13", "libcublas.so.12"};
     const char *incomplete = NULL, *lacks = NULL;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    int version = 0;
+    bool old = driver.cuDriverGetVersion(&version) == KVP__CU_SUCCESS && version < 13000;
+    for (size_t i = old; i < sizeof names / sizeof *names; i++) {
         void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
         if (!library) continue;
         const char *name = fill_blas(library, &blas);

@@ -308,7 +308,8 @@ static kvp_status make_streams(kvp__runner *r, void *of_host, kvp_error *err)
 {
     const kvp__cuda_api *cu = r->card.cu;
     kvp__cu_result e = KVP__CU_SUCCESS;
-    if (!of_host) e = cu->cuStreamCreate(&r->own, KVP__CU_STREAM_NON_BLOCKING);
+    /* A host's own model may put its work on the default stream: ours then waits for that. */
+    if (!of_host) e = cu->cuStreamCreate(&r->own, r->arch ? KVP__CU_STREAM_NON_BLOCKING : 0);
     if (!e && r->arch) e = cu->cuStreamCreate(&r->recording, KVP__CU_STREAM_NON_BLOCKING);
     for (uint32_t i = 0; i < r->n_uploads && !r->arch && !e; i++)
         e = cu->cuEventCreate(&r->sent[i], KVP__CU_EVENT_NO_TIMING);
@@ -389,9 +390,24 @@ kvp_status kvp__cuda_runner_create(const kvp__runner_options *o, kvp__runner **o
     return KVP_OK;
 }
 
+/* Whether the host is recording its stream, which must then be left alone: to ask or wait for it would
+ * spoil the recording and say nothing of the work before it. */
+static bool is_captured(kvp__runner *r)
+{
+    int capturing = KVP__CU_CAPTURE_NONE;
+    return r->of_host && !r->card.cu->cuStreamIsCapturing(r->stream, &capturing) &&
+           capturing != KVP__CU_CAPTURE_NONE;
+}
+
 static void give_back(kvp__runner *r)
 {
     const kvp__cuda_api *cu = r->card.cu;
+    if (is_captured(r)) {
+        kvp__log(&r->hooks, KVP_LOG_ERROR, "device cuda:%u: a batch was destroyed while its stream "
+                 "was recorded: its memory on the card is not given back",
+                 (unsigned)r->card.ordinal);
+        return;
+    }
     /* A host's own model may have attention under way, and a lost step its end. */
     if (r->stream) (void)cu->cuStreamSynchronize(r->stream);
     kvp__cuda_forget_graphs(r);
@@ -545,7 +561,7 @@ static kvp__cu_result ask(kvp__runner *r)
     kvp__cu_context ours;
     kvp__cu_result e = r->card.cu->cuCtxPushCurrent(r->card.context);
     if (e) return e;
-    e = r->card.cu->cuStreamQuery(r->stream);
+    e = is_captured(r) ? KVP__CU_NOT_READY : r->card.cu->cuStreamQuery(r->stream);
     (void)r->card.cu->cuCtxPopCurrent(&ours);
     return e;
 }
@@ -565,7 +581,7 @@ kvp_status kvp__cuda_poll(const kvp__runner *runner)
         if (state == KVP__CUDA_POSTING || asked) return KVP_AGAIN;
         kvp__cu_result e = ask(r);
         asked = true;
-        if (e == KVP__CU_SUCCESS || e == KVP__CU_NOT_READY) continue; /* it may have ended since */
+        if (!kvp__cuda_is_sticky(e)) continue; /* it may have ended since */
         if (!atomic_exchange(&r->lost, 1)) put_words(r, "a step", e, false);
         (void)atomic_compare_exchange_strong(&r->state, &state, KVP__CUDA_LOST);
     }

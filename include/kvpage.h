@@ -780,8 +780,9 @@ typedef struct kvp_batch_options {
                                   others generate, so that steps take about equally long */
     uint32_t pad0;
     void *stream;              /* the host's CUDA stream, of the pool's device, on which all work of
-                                  the batch is put; borrowed until the batch is destroyed. NULL: one
-                                  of the batch's own. On the CPU: NULL */
+                                  the batch is put; of the device's primary context; borrowed until
+                                  the batch is destroyed, which must not be while it is recorded.
+                                  NULL: one of the batch's own. On the CPU: NULL */
 } kvp_batch_options;
 KVP_API void kvp_batch_options_init(kvp_batch_options *out, size_t size);
 #define KVP_WATERMARK_NONE 0xffffffffu
@@ -814,7 +815,9 @@ KVP_API kvp_status kvp_batch_remove(kvp_batch *batch, kvp_seq *seq);
 /* Starts or continues work; never waits. Of several answers the first that is true:
  *   negative     concerns the batch, and stays: the fd is quiet, tokens can still be read. A GPU
  *                that stops working (DEVICE_LOST) is noticed at the next deadline at the latest,
- *                100 ms after a step; sequences and pool are then as they were before that step
+ *                100 ms after a step; sequences and pool are then as they were before that step.
+ *                UNSUPPORTED alone passes: the stream that the host lent is being recorded, nothing
+ *                has changed, step again afterwards
  *   KVP_PLANNED  own model: run the view, then commit or abort (stepping again says so again)
  *   KVP_EVENTS   events can be taken; stepping on is allowed, a sequence with a full ring pauses
  *   KVP_OK       call again (inline: the time budget is used up)
@@ -824,7 +827,8 @@ KVP_API kvp_status kvp_batch_remove(kvp_batch *batch, kvp_seq *seq);
  * Whatever it was, a host may take the events and then poll the fd with kvp_batch_timeout_ms: while
  * there is something for step to do the fd is readable and the timeout 0. Events that were left
  * alone do not make the fd readable.
- * Thread: domain. Blocking: no. Since: 0.1. */
+ * Thread: domain. Blocking: no; but with a model of the host's own on a GPU, a call waits for the card
+ * to read the upload of three steps before, or a large change of block tables. Since: 0.1. */
 KVP_API kvp_status kvp_step(kvp_batch *batch);
 
 #define KVP_EVENT_TOKEN 1    /* a token was generated; `text` may be empty for now */

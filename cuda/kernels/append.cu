@@ -104,21 +104,11 @@ KVP_DEV void load_head(float *x, const head_work &w, const kvp__append_args &a)
     }
 }
 
-/* Into what a half holds without becoming infinite; a NaN stays one. */
-KVP_DEV float within_f16(float v)
-{
-    return v > 65504.0f ? 65504.0f : v < -65504.0f ? -65504.0f : v;
-}
-
 KVP_DEV void store_head(const float *x, const head_work &w)
 {
     for (uint32_t i = threadIdx.x % 32 * 4; i < w.dim; i += 128) {
         float4 t = *(const float4 *)(x + i);
         float v[4] = {t.x, t.y, t.z, t.w};
-        if (w.type == KVP__EL_F16) {
-            KVP_UNROLL
-            for (int j = 0; j < 4; j++) v[j] = within_f16(v[j]);
-        }
         store_some(w.to, w.type, i, v, w.dim - i);
     }
 }

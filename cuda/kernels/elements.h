@@ -25,9 +25,16 @@ KVP_DEV float half_float(uint16_t h, uint32_t type)
     return type == KVP__EL_BF16 ? bf16_float(h) : f16_float(h);
 }
 
+/* Into what a half holds without becoming infinite; a NaN stays one. */
+KVP_DEV float within_f16(float v)
+{
+    return v > 65504.0f ? 65504.0f : v < -65504.0f ? -65504.0f : v;
+}
+
 KVP_DEV uint32_t pack(float low, float high, uint32_t type)
 {
-    return type == KVP__EL_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
+    return type == KVP__EL_BF16 ? pack_bf16(low, high)
+                                : pack_f16(within_f16(low), within_f16(high));
 }
 
 /* Elements [at, at + 4) of those at `base`; zeros from the n-th on. */

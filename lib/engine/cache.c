@@ -46,6 +46,8 @@ kvp_status kvp__cache_options(const kvp__opened *m, kvp_pool_options *o, kvp__ca
     if (s == KVP_OK) s = check_choice("v_format", o->v_format, KVP_KV_F32, err);
     if (s == KVP_OK) s = check_choice("prefix_cache", o->prefix_cache, KVP_PREFIX_CACHE_OFF, err);
     const kvp__geometry *g = &m->model.geometry;
+    /* Before the device is asked anything: a forked child must not touch its parent's. */
+    if (s == KVP_OK) s = kvp__opened_check_ours(m, out->device, out->ordinal, err);
     if (s == KVP_OK)
         s = out->device->supports(g, o->block_tokens, o->k_format, o->v_format, out->ordinal, err);
     if (s == KVP_OK)

@@ -174,6 +174,8 @@ struct kvp__loop {
 
     kvp_status fatal;            /* KVP_OK: none */
     kvp_error fatal_error;
+    kvp_status refused;          /* what this call says and the next does not; KVP_OK: nothing */
+    kvp_error refused_error;
     uint64_t deadline;           /* as kvp_batch_deadline */
     kvp__sequence *doomed;       /* destroyed while in flight; freed when it is over */
 

@@ -136,6 +136,15 @@ static const kvp__placed *placed_on(const kvp__opened *m, const kvp__device *dev
     return NULL;
 }
 
+kvp_status kvp__opened_check_ours(const kvp__opened *m, const kvp__device *device,
+                                  uint32_t ordinal, kvp_error *err)
+{
+    const kvp__placed *there = placed_on(m, device, ordinal);
+    if (!there || is_usable(m, there)) return KVP_OK;
+    return kvp__fail(err, KVP_ERR_FORKED,
+                     "the weights on device \"%s\" belong to the parent process", device->name);
+}
+
 kvp__weights *kvp__opened_weights(const kvp__opened *m, const kvp__device *device,
                                   uint32_t ordinal)
 {
@@ -167,11 +176,9 @@ kvp_status kvp__opened_place(kvp__opened *m, const kvp__device *device, const kv
         return kvp__fail(err, KVP_ERR_UNSUPPORTED, "an own-model geometry has no weights to place");
     if (how->packed_file && device != m->cpu)
         return kvp__fail(err, KVP_ERR_UNSUPPORTED, "packed_file: only for the CPU");
-    const kvp__placed *there = placed_on(m, device, how->ordinal);
-    if (there && !is_usable(m, there))
-        return kvp__fail(err, KVP_ERR_FORKED,
-                         "the weights on device \"%s\" belong to the parent process", device->name);
-    if (there) return KVP_OK;
+    kvp_status ours = kvp__opened_check_ours(m, device, how->ordinal, err);
+    if (ours != KVP_OK) return ours;
+    if (placed_on(m, device, how->ordinal)) return KVP_OK;
     uint64_t me = (uint64_t)(uintptr_t)pthread_self();
     if (atomic_load(&m->placer) == me)
         return kvp__fail(err, KVP_ERR_REENTRANT, "called from the progress hook of a placement");

@@ -45,6 +45,11 @@ kvp_status kvp__opened_from_geometry(kvp__opened **out, const kvp_model_options 
 kvp_status kvp__opened_place(kvp__opened *m, const kvp__device *device, const kvp__place *how,
                              bool wait, kvp_error *err);
 
+/* FORKED if the model's weights on this device are those of the process that this one was forked
+ * from. */
+kvp_status kvp__opened_check_ours(const kvp__opened *m, const kvp__device *device,
+                                  uint32_t ordinal, kvp_error *err);
+
 /* The weights there; NULL: it has not been placed there. */
 kvp__weights *kvp__opened_weights(const kvp__opened *m, const kvp__device *device,
                                   uint32_t ordinal);

@@ -337,6 +337,15 @@ static void launch(kvp__loop *l)
     if (s == KVP_OK && l->flight == KVP__FLIGHT_DEVICE) s = l->cache->device->launch(l->runner);
     if (s == KVP_OK) return;
     bool told = e.text[0] != '\0';
+    if (s == KVP_ERR_UNSUPPORTED && l->cache->device->asynchronous) { /* it has changed nothing */
+        kvp__sched_abort(&l->sched);
+        kvp__loop_land(l);
+        const char *words = told ? NULL : why(l);
+        l->refused = s;
+        l->refused_error.size = sizeof l->refused_error;
+        kvp__fail(&l->refused_error, s, "%s", told ? e.text : words ? words : "the device took no step");
+        return;
+    }
     kvp__loop_fail(l, s, told ? e.text : "the device took no step", told ? NULL : why(l));
 }
 
@@ -347,6 +356,13 @@ static kvp_status answer(kvp__loop *l, kvp_error *err)
     if (l->fatal) {
         if (err) *err = l->fatal_error;
         return l->fatal;
+    }
+    if (l->refused) {
+        kvp_status s = l->refused;
+        if (err) *err = l->refused_error;
+        l->refused = KVP_OK;
+        l->deadline = kvp__now(hooks_of(l)) + LOOK_NS;
+        return s;
     }
     if (l->flight == KVP__FLIGHT_HOST) return KVP_PLANNED;
     bool computing = l->flight == KVP__FLIGHT_DEVICE;
