@@ -841,6 +841,60 @@ void a_slab_and_a_stream_of_the_hosts(void **)
     uninstall();
 }
 
+/* While the host records its stream, nothing is asked of it: a step that runs goes on running, one that
+ * would begin is refused and comes later, and the recording stays good. An answer of the driver's that is
+ * about something else ends nothing either. */
+void a_recorded_stream_is_left_alone(void **)
+{
+    const gw_model m = tiny_model();
+    Host h;
+    install(h, EMU_LATE);
+    {
+        Cuda cuda;
+        kvp_batch_options o = {};
+        o.size = sizeof o;
+        o.stream = cuda.stream;
+        assert_int_equal(h.try_open(m, 32, &o), KVP_OK);
+        for (int i = 0; i < 3; i++) {
+            kvp_seq_options so = {};
+            kvp_seq *seq;
+            kvp__cu_graph graph = nullptr;
+            tokens prompt = some_tokens(18, i);
+            so.size = sizeof so;
+            so.max_tokens = 4;
+            assert_int_equal(kvp_seq_create(h.pool, &so, &seq, nullptr), KVP_OK);
+            assert_int_equal(kvp_seq_append(seq, prompt.data(), prompt.size()), KVP_OK);
+            assert_int_equal(kvp_batch_add(h.batch, seq), KVP_OK);
+            if (i != 1) assert_int_equal(kvp_step(h.batch), KVP_AGAIN);
+            if (i == 2) {
+                emu_driver_fail("cuStreamQuery", 1, 906);
+                assert_int_equal(kvp_step(h.batch), KVP_AGAIN);
+            } else {
+                const int mode = KVP__CU_CAPTURE_THREAD_LOCAL;
+                assert_int_equal(cuda.cu->cuStreamBeginCapture(cuda.stream, mode), 0);
+                kvp_status wanted = i == 0 ? KVP_AGAIN : KVP_ERR_UNSUPPORTED;
+                assert_int_equal(kvp_step(h.batch), wanted);
+                assert_int_equal(kvp_step(h.batch), wanted);
+                assert_int_equal(cuda.cu->cuStreamEndCapture(cuda.stream, &graph), 0);
+                assert_int_equal(cuda.cu->cuGraphDestroy(graph), 0);
+            }
+            uint32_t given = 0;
+            kvp_event e = {};
+            kvp_status s;
+            e.size = sizeof e;
+            do {
+                s = kvp_step(h.batch);
+                while (kvp_next_event(h.batch, &e) == KVP_OK) given += e.kind == KVP_EVENT_TOKEN;
+            } while (s >= 0 && s != KVP_DONE);
+            assert_int_equal(s, KVP_DONE);
+            assert_int_equal(given, 4);
+            kvp_seq_destroy(seq);
+        }
+        h.close();
+    }
+    uninstall();
+}
+
 /* --- an own model --- */
 
 enum { OWN_LAYERS = 2, OWN_HEADS = 6, OWN_KV = 2, OWN_DIM = 64, OWN_ROWS = 20 };
@@ -1209,6 +1263,7 @@ int main()
         cmocka_unit_test(two_devices_and_the_cpu),
         cmocka_unit_test(what_the_library_was_built_with),
         cmocka_unit_test(a_slab_and_a_stream_of_the_hosts),
+        cmocka_unit_test(a_recorded_stream_is_left_alone),
         cmocka_unit_test(an_own_model_attends_to_device_memory),
         cmocka_unit_test(smollm2),
     };

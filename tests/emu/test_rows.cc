@@ -289,6 +289,18 @@ static void activate_of_every_kind(void **)
     under_schedules([] { check_activate(0, KVP__EL_F16, 1026, 2.0f); });
 }
 
+/* A product beyond what a half holds stays finite, or one outlier would end a sequence. */
+static void activate_stays_within_halves(void **)
+{
+    device<float> gate_up({300, 300, 1e30f, 1, 1000, -1000, 1e30f, 1});
+    elements out(KVP__EL_F16, 4);
+    one_step step(1);
+    kvp__activate_args a = {step, gate_up.p, out.p(), 4, KVP__EL_F16, 0, 0};
+    launch("activate", kvp__launch_activate(1, 4), &a);
+    assert_true(out.get(0) == 65504.0f && out.get(1) == -65504.0f && out.get(2) == 65504.0f);
+    assert_true(out.get(3) > 0.73f && out.get(3) < 0.74f);
+}
+
 static void activate_keeps_nan(void **)
 {
     device<float> gate_up({NAN, 1, 1, NAN, 1, 1, 2, 3});
@@ -310,6 +322,7 @@ int main()
         cmocka_unit_test(norm_of_zeros_and_of_nan),
         cmocka_unit_test(norm_of_a_row_is_its_own),
         cmocka_unit_test(activate_of_every_kind),
+        cmocka_unit_test(activate_stays_within_halves),
         cmocka_unit_test(activate_keeps_nan),
     };
     return cmocka_run_group_tests_name("rows", tests, nullptr, nullptr);
